@@ -1,0 +1,115 @@
+"""Remote data sets: the protocol, its values, and the way from a URL to a source."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpufs.errors import UsageError
+from gpufs.metrics import Metrics
+from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page, Source
+
+if TYPE_CHECKING:
+    from gpufs.source.s3.settings import S3Settings
+
+__all__ = [
+    "Abilities",
+    "Batch",
+    "Entry",
+    "Hidden",
+    "Kind",
+    "ObjectRef",
+    "Page",
+    "Source",
+    "open_source",
+]
+
+_SUPPORTED = {"s3": "s3://bucket[/prefix]", "file": "file:///dir or /dir"}
+
+# What AWS has ever allowed (old buckets have capitals and underscores) and other stores allow.
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
+
+
+def open_source(url: str, settings: S3Settings, metrics: Metrics) -> Source:
+    """The source that `url` names. Nothing is asked of the data set yet; see Source.check.
+
+    What follows the scheme is taken byte for byte: a percent sign, `?` or `#` stands for itself.
+    Raises UsageError.
+    """
+    if "\0" in url:
+        raise UsageError("a source cannot contain a zero byte")
+    if url.startswith("/"):
+        return _open_directory(url, metrics)
+    scheme, colon, rest = url.partition(":")
+    if not colon or "/" in scheme:
+        raise UsageError(_no_scheme(url))
+    known = scheme.lower()
+    if known not in _SUPPORTED:
+        raise UsageError(_unknown_scheme(scheme))
+    if not rest.startswith("//"):
+        raise UsageError(f"{url}: after `{known}:` come two slashes; did you mean {_slashed(known, rest)} ?")
+    if known == "file":
+        return _open_directory(_local_path(url, rest[2:]), metrics)
+    return _open_s3(url, rest[2:], settings, metrics)
+
+
+def _open_directory(path: str, metrics: Metrics) -> Source:
+    from gpufs.source.file import FileSource
+
+    return FileSource(Path(path), metrics)
+
+
+def _open_s3(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> Source:
+    bucket, _, prefix = rest.partition("/")
+    if "@" in bucket or (":" in bucket and "@" in rest):
+        raise UsageError("credentials do not belong in a source URL; use a profile or the environment")
+    _check_bucket(url, bucket)
+    from gpufs.source.retry import Retry  # with boto3 and obstore behind them: not for file sources
+    from gpufs.source.s3 import S3Source
+
+    return S3Source(bucket, os.fsencode(prefix), settings, Retry(), metrics)
+
+
+def _check_bucket(url: str, bucket: str) -> None:
+    if not bucket:
+        raise UsageError(f"{url}: no bucket; write {_SUPPORTED['s3']}")
+    if bucket.startswith("arn:"):
+        raise UsageError(f"{url}: use the access point's alias (it ends in -s3alias) in place of its ARN")
+    if ":" in bucket:
+        raise UsageError(
+            f"{url}: {bucket!r} is no bucket name; a server's address goes into the option endpoint_url"
+        )
+    if not _BUCKET.fullmatch(bucket) or ".." in bucket:
+        raise UsageError(
+            f"{url}: {bucket!r} is no bucket name (3 to 255 letters, digits, dots, hyphens, underscores)"
+        )
+
+
+def _local_path(url: str, rest: str) -> str:
+    host, slash, path = rest.partition("/")
+    if not slash or host not in ("", "localhost"):
+        raise UsageError(f"{url}: a file URL has three slashes; did you mean file:///{rest} ?")
+    return "/" + path
+
+
+def _slashed(scheme: str, rest: str) -> str:
+    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
+
+
+def _no_scheme(url: str) -> str:
+    if not url:
+        return f"no source given; {_supported()}"
+    return f"{url}: a directory must be given with its full path, and the rest as a URL; {_supported()}"
+
+
+def _unknown_scheme(scheme: str) -> str:
+    near = difflib.get_close_matches(scheme.lower(), _SUPPORTED, n=1)
+    hint = f"did you mean {near[0]}:// ? " if near else ""
+    return f"{scheme}: is no kind of source that gpufs knows; {hint}{_supported()}"
+
+
+def _supported() -> str:
+    return "supported are " + ", ".join(_SUPPORTED.values())
