@@ -1,0 +1,260 @@
+"""The metadata index of one dataset: what is read from it, and who may write.
+
+Every method is synchronous and thread-safe. No read transaction outlives a call, so readers never
+stand in the way of reuse of freed pages. LMDB's own errors (`lmdb.Error`: MapFullError, DiskError,
+CorruptedError, ...) are not translated; a write that raises has changed nothing. An environment does
+not survive fork(): open the index in the process that uses it.
+
+Commits are not synced: kill -9 loses nothing, a crash of the machine may leave a damaged file. The
+owner of the directory removes it after an unclean reboot.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+
+from gpufs.index import records, tree
+from gpufs.index.environment import DAMAGE, DATA_FILE, Users, discard, open_environment
+from gpufs.index.listing import Writer
+from gpufs.index.records import ROOT, Inode, Listed, Totals
+from gpufs.index.tables import (
+    SCHEMA,
+    SCHEMA_KEY,
+    SOURCE_KEY,
+    Counters,
+    HiddenRecord,
+    Mark,
+    Tables,
+    pack_number,
+    unpack_number,
+)
+from gpufs.source.base import Kind
+
+_ORPHANS_PER_TRANSACTION = 4096
+_READ_SIZE = 1 << 20
+
+
+class Index:
+    """An index in `directory`, which belongs to it alone.
+
+    One process opens a directory once at a time; several processes may share it. An index of another
+    source, of another schema, or damaged beyond opening is replaced by an empty one (logged).
+    `root_mtime_ns` is the root's time where the source knows it; otherwise the time of creation.
+    """
+
+    def __init__(self, directory: Path, source_id: str, *, root_mtime_ns: int | None = None) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = directory
+        self._source_id = source_id
+        self._users = Users(directory)
+        try:
+            with self._users.exclusive() as alone:
+                self._env, self._tables = self._open(alone, root_mtime_ns)
+        except BaseException:
+            self._users.close()
+            raise
+
+    # Reading: a few microseconds, from any thread.
+
+    def get(self, number: int) -> Inode | None:
+        with self._env.begin() as txn:
+            data = txn.get(pack_number(number), db=self._tables.inodes)
+        return records.decode(number, data) if data is not None else None
+
+    def lookup(self, parent: int, name: bytes) -> Inode | None:
+        if len(name) > records.NAME_MAX:
+            return None
+        with self._env.begin() as txn:
+            packed = txn.get(pack_number(parent) + name, db=self._tables.children)
+            if packed is None:
+                return None
+            data = txn.get(packed, db=self._tables.inodes)
+        return _decode_child(packed, data)
+
+    def children(self, parent: int, after: bytes | None, limit: int) -> list[Inode]:
+        """Up to `limit` children in the order of their names, starting behind the name `after`."""
+        prefix = pack_number(parent)
+        start = prefix if after is None else prefix + after + b"\0"
+        found: list[Inode] = []
+        with self._env.begin() as txn:
+            inodes = self._tables.inodes
+            cursor = txn.cursor(self._tables.children)
+            if not cursor.set_range(start):
+                return found
+            for key, packed in cursor:
+                if len(found) >= limit or not key.startswith(prefix):
+                    break
+                found.append(_decode_child(packed, txn.get(packed, db=inodes)))
+        return found
+
+    def listed(self, number: int) -> Listed | None:
+        """What is known about the listing of a directory; None when it was never listed."""
+        with self._env.begin() as txn:
+            data = txn.get(pack_number(number), db=self._tables.directories)
+        if data is None:
+            return None
+        mark = Mark.unpack(data, time.time_ns())
+        return Listed(mark.listed_ns, True) if mark.in_force else Listed(0, False)
+
+    def path(self, number: int) -> bytes:
+        """The path of an inode below the root; for one whose name has gone, the path it had.
+
+        Raises NotFound for an unknown inode.
+        """
+        with self._env.begin() as txn:
+            return tree.path_of(txn, self._tables, number)
+
+    def resolve(self, path: bytes) -> Inode | None:
+        """The inode at `path` (b"" is the root), as far as the index knows."""
+        packed: bytes | None = pack_number(ROOT)
+        with self._env.begin() as txn:
+            for name in path.split(b"/") if path else ():
+                if len(name) > records.NAME_MAX:
+                    return None
+                packed = txn.get(packed + name, db=self._tables.children) if packed is not None else None
+            if packed is None:
+                return None
+            data = txn.get(packed, db=self._tables.inodes)
+        return _decode_child(packed, data)
+
+    def totals(self) -> Totals:
+        with self._env.begin() as txn:
+            counters = Counters.read(txn, self._tables)
+        return Totals(counters.files, counters.directories, counters.size, counters.hidden)
+
+    def hidden(self, limit: int) -> list[tuple[bytes, str]]:
+        """Up to `limit` things that no path can name: the full key as the source spells it, and why."""
+        found: list[tuple[bytes, str]] = []
+        with self._env.begin() as txn:
+            for key, value in txn.cursor(self._tables.hidden):
+                if len(found) >= limit:
+                    break
+                record = HiddenRecord.unpack(value)
+                directory = unpack_number(key)
+                if directory == ROOT:
+                    found.append((record.name, record.reason))
+                else:
+                    path = tree.path_of(txn, self._tables, directory)
+                    found.append((path + b"/" + record.name, record.reason))
+        return found
+
+    def size_on_disk(self) -> int:
+        """Bytes the index takes on disk."""
+        return (self._directory / DATA_FILE).stat().st_blocks * 512
+
+    # Writing: one writer at a time, over all threads and processes; others wait for it.
+
+    @contextmanager
+    def write(self) -> Iterator[Writer]:
+        """One transaction, in one thread; nothing of it is kept when the block or the commit raises."""
+        writer: Writer | None = None
+        try:
+            with self._env.begin(write=True) as txn:
+                writer = Writer(txn, self._tables, self._source_id)
+                yield writer
+                writer.flush()
+        except BaseException:
+            if writer is not None:
+                writer.rollback()
+            raise
+
+    def expire(self, number: int) -> None:
+        """Have the next lookup list this directory again; its children stay until then.
+
+        A listing that started before this call does not count as that listing.
+        """
+        now_ns = time.time_ns()
+        packed = pack_number(number)
+        with self._env.begin(write=True) as txn:
+            data = txn.get(packed, db=self._tables.directories)
+            if data is not None:
+                mark = Mark(Mark.unpack(data, now_ns).listed_ns, now_ns)
+                txn.put(packed, mark.pack(), db=self._tables.directories)
+
+    def prefault(self) -> None:
+        """Read the data file through, so that it is in the page cache. For a worker thread."""
+        buffer = bytearray(_READ_SIZE)
+        with (self._directory / DATA_FILE).open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+    def drop_orphans(self) -> int:
+        """Delete the records of inodes that no name leads to, and tell how many they were.
+
+        Does nothing while another process has the index open, for it may have such a file open.
+        """
+        with self._users.exclusive() as alone:
+            if not alone:
+                return 0
+            dropped = 0
+            while count := self._drop_some_orphans():
+                dropped += count
+            return dropped
+
+    def close(self) -> None:
+        """Close the files. No other call may be going on, and none may follow."""
+        self._env.close()
+        self._users.close()
+
+    def _drop_some_orphans(self) -> int:
+        with self._env.begin(write=True) as txn:
+            cursor = txn.cursor(self._tables.orphans)
+            count = 0
+            found = cursor.first()
+            while found and count < _ORPHANS_PER_TRANSACTION:
+                txn.delete(cursor.key(), db=self._tables.inodes)
+                cursor.delete()
+                found = bool(cursor.key())
+                count += 1
+        return count
+
+    def _open(self, alone: bool, root_mtime_ns: int | None) -> tuple[lmdb.Environment, Tables]:
+        env = open_environment(self._directory, check=alone)
+        try:
+            tables = self._prepare(env, root_mtime_ns)
+            if tables is not None:
+                return env, tables
+            why = "is of another source or version"
+        except DAMAGE as error:
+            why = f"is damaged ({error})"
+        except BaseException:
+            env.close()
+            raise
+        env.close()
+        discard(self._directory, why)
+        env = open_environment(self._directory, check=False)
+        tables = self._prepare(env, root_mtime_ns)
+        if tables is None:
+            raise lmdb.CorruptedError("a new index is not empty")
+        return env, tables
+
+    def _prepare(self, env: lmdb.Environment, root_mtime_ns: int | None) -> Tables | None:
+        """The tables of `env`, filled with the root if they are new; None when they are not ours."""
+        with env.begin(write=True) as txn:
+            tables = Tables.open(env, txn)
+            schema = txn.get(SCHEMA_KEY, db=tables.about)
+            if schema is None:
+                txn.put(SCHEMA_KEY, SCHEMA, db=tables.about)
+                txn.put(SOURCE_KEY, self._source_id.encode(), db=tables.about)
+                tree.write_counters(txn, tables, Counters(next_inode=ROOT + 1))
+                root_mtime_ns = root_mtime_ns or time.time_ns()
+            elif schema != SCHEMA or txn.get(SOURCE_KEY, db=tables.about) != self._source_id.encode():
+                return None
+            else:
+                Counters.read(txn, tables)
+            if root_mtime_ns is not None:
+                root = records.body(ROOT, b"", Kind.DIRECTORY, 0, root_mtime_ns, "", None, None, None, b"")
+                txn.put(pack_number(ROOT), root, db=tables.inodes)
+        return tables
+
+
+def _decode_child(packed: bytes, data: bytes | None) -> Inode:
+    number = unpack_number(packed)
+    if data is None:
+        raise lmdb.CorruptedError(f"a name leads to inode {number}, which has no record")
+    return records.decode(number, data)
