@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from gpufs.errors import UsageError
 from gpufs.metrics import Metrics
 from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page, Source
+from gpufs.source.file import FileSource
+from gpufs.source.retry import Retry
 
 if TYPE_CHECKING:
     from gpufs.source.s3.settings import S3Settings
@@ -57,8 +59,6 @@ def open_source(url: str, settings: S3Settings, metrics: Metrics) -> Source:
 
 
 def _open_directory(path: str, metrics: Metrics) -> Source:
-    from gpufs.source.file import FileSource
-
     return FileSource(Path(path), metrics)
 
 
@@ -67,10 +67,9 @@ def _open_s3(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> Sou
     if "@" in bucket or (":" in bucket and "@" in rest):
         raise UsageError("credentials do not belong in a source URL; use a profile or the environment")
     _check_bucket(url, bucket)
-    from gpufs.source.retry import Retry  # with boto3 and obstore behind them: not for file sources
-    from gpufs.source.s3 import S3Source
+    from gpufs.source.s3 import S3Source  # brings boto3 and obstore: only for those who need them
 
-    return S3Source(bucket, os.fsencode(prefix), settings, Retry(), metrics)
+    return S3Source(bucket, os.fsencode(prefix), settings, Retry(metrics), metrics)
 
 
 def _check_bucket(url: str, bucket: str) -> None:

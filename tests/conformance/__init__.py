@@ -1,0 +1,1 @@
+"""One suite for every kind of source; see labs.py for how a kind joins it."""

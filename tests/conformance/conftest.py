@@ -1,0 +1,45 @@
+"""The labs the suite runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.labs import FileLab, Lab, S3Lab
+from tests.servers import S3Endpoint
+
+S3_LABS = ["s3-weed", "s3-moto", "s3-moto-prefix"]
+
+
+@pytest.fixture
+def make_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], Lab]:
+    """Servers start only for the labs that need them."""
+
+    def make(name: str) -> Lab:
+        if name == "file":
+            return FileLab(tmp_path / "data")
+        server: S3Endpoint = request.getfixturevalue("weed" if name == "s3-weed" else "moto")
+        request.getfixturevalue("aws_env")(server)
+        return S3Lab(
+            server,
+            bucket=request.getfixturevalue("bucket")(server),
+            prefix="some/pre fix%20" if name.endswith("prefix") else "",
+        )
+
+    return make
+
+
+@pytest.fixture(params=["file", *S3_LABS])
+def lab(request: pytest.FixtureRequest, make_lab: Callable[[str], Lab]) -> Iterator[Lab]:
+    with closing(make_lab(request.param)) as made:
+        yield made
+
+
+@pytest.fixture(params=S3_LABS)
+def s3_lab(request: pytest.FixtureRequest, make_lab: Callable[[str], Lab]) -> Iterator[S3Lab]:
+    with closing(make_lab(request.param)) as made:
+        assert isinstance(made, S3Lab)
+        yield made
