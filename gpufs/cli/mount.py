@@ -1,0 +1,199 @@
+"""`gpufs mount`: check what can be checked, start the daemon, wait until its tree is ready."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from typing import IO, cast
+
+from gpufs.cli import mounts
+from gpufs.control import paths
+from gpufs.errors import MountFailed, UsageError
+from gpufs.options import MountConfig, Settings, describe, parse_options, read_config, split_options
+
+_MAX_LOG = 10 << 20  # a longer log is put aside (one generation) when the next daemon starts
+_LOG_TAIL = 4096
+
+EPILOG = """\
+examples:
+  gpufs mount s3://my-bucket/imagenet /data
+  gpufs mount s3://data /data -o endpoint_url=http://10.0.0.5:9000,cache_size=800GiB
+  gpufs mount /mnt/nfs/datasets /data -o cache_dir=/nvme/cache,metadata_ttl=forever
+  gpufs mount --config /etc/gpufs/data.toml
+
+SOURCE is s3://bucket[/prefix], file:///directory or a directory. The tree is read-only. S3
+credentials come from where the AWS tools look for them: environment, profile, SSO, instance.
+
+options (-o KEY=VALUE,KEY=VALUE; "\\," is a comma inside a value; the same keys in the TOML file):
+"""
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "mount",
+        help="show a dataset as a read-only directory",
+        epilog=EPILOG + describe(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", metavar="SOURCE", nargs="?", help="where the dataset is")
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?", help="an existing directory")
+    parser.add_argument("-o", dest="options", metavar="KEY=VALUE,...", action="append", default=[])
+    parser.add_argument("--config", metavar="FILE", help="TOML file with the same keys; -o wins over it")
+    parser.add_argument("--foreground", action="store_true", help="stay; the log goes to the terminal")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    settings: Settings = read_config(args.config) if args.config else {}
+    in_file = settings.pop("source", None), settings.pop("mountpoint", None)
+    source, mountpoint = args.source or in_file[0], args.mountpoint or in_file[1]
+    if not source or not mountpoint:
+        raise UsageError("mount needs SOURCE and MOUNTPOINT, as arguments or in the --config file")
+    for text in args.options:
+        settings |= split_options(text)
+    return mount(source, mountpoint, settings, foreground=args.foreground)
+
+
+def mount(
+    source: str, mountpoint: str, settings: Settings, *, foreground: bool = False, sloppy: bool = False
+) -> int:
+    """Mount and return 0 when the tree is ready; raise the GpufsError that says why it is not."""
+    options, notes = parse_options(settings, sloppy=sloppy)
+    for note in notes:
+        say(note)
+    config = MountConfig(absolute_source(source), _free_directory(mountpoint), options)
+    _check_fuse(options.allow_other)
+    return _serve_here(config) if foreground else _start_daemon(config)
+
+
+def say(text: str) -> None:
+    print(f"gpufs: {text}", file=sys.stderr, flush=True)
+
+
+def absolute_source(source: str) -> str:
+    """A plain path made absolute, because the daemon works in `/`; an address as it is."""
+    return source if "://" in source else os.path.abspath(source)
+
+
+def _free_directory(mountpoint: str) -> str:
+    """The directory to mount on, absolute and without links; a dead gpufs mount on it is removed."""
+    known = paths.all_mounts()
+    where, inside = paths.locate(mountpoint, known)
+    there = next((m for m in known if m.mountpoint == where and m.fstype != "autofs"), None)
+    if there is not None and there.fstype == paths.FSTYPE and mounts.is_dead(there):
+        mounts.detach(there, lazy=True)
+        say(f"removed the dead mount of {there.source} on {where}")
+        return _free_directory(mountpoint)
+    if there is not None:
+        hint = f"; unmount it first: gpufs umount {where}" if there.fstype == paths.FSTYPE else ""
+        raise MountFailed(f"{where} is a mount point already ({there.fstype} of {there.source}){hint}")
+    if inside is not None:
+        raise MountFailed(f"{where} is inside the gpufs mount on {inside.mountpoint}, which is read-only")
+    if not os.path.isdir(where):
+        what = (
+            "is not a directory" if os.path.lexists(where) else f"does not exist; make it: mkdir -p {where}"
+        )
+        raise MountFailed(f"the mount point {where} {what}")
+    return where
+
+
+def _check_fuse(allow_other: bool) -> None:
+    if not os.path.exists("/dev/fuse"):
+        raise MountFailed(
+            "/dev/fuse is missing; load the module (modprobe fuse), or give it to the container "
+            "(docker run --device /dev/fuse --cap-add SYS_ADMIN)"
+        )
+    if allow_other and os.geteuid() != 0 and not _users_may_share():
+        raise MountFailed(
+            "allow_other needs a line `user_allow_other` in /etc/fuse.conf (or mount as root, "
+            "or leave allow_other out)"
+        )
+
+
+def _users_may_share() -> bool:
+    try:
+        with open("/etc/fuse.conf", errors="replace") as file:
+            return any(line.strip() == "user_allow_other" for line in file)
+    except OSError:
+        return False
+
+
+def _serve_here(config: MountConfig) -> int:
+    import logging
+
+    from gpufs import service
+
+    logging.basicConfig(
+        level=config.options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    return service.run(config, lambda: say(f"{config.source} is mounted on {config.mountpoint}"))
+
+
+def _start_daemon(config: MountConfig) -> int:
+    """Start gpufs.service on its own and wait for its verdict: `ready` or `failed: why`, then EOF."""
+    log_path = paths.log_path(config.mountpoint)
+    ready_r, ready_w = os.pipe()
+    with _open_log(log_path) as log, os.fdopen(ready_r, "rb") as ready:
+        start_of_log = log.tell()
+        try:
+            daemon = subprocess.Popen(
+                # -P: what lies in the current directory must not be imported.
+                [sys.executable, "-P", "-m", "gpufs.service", str(ready_w)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[ready_w],
+                cwd="/",
+                start_new_session=True,
+            )
+        finally:
+            os.close(ready_w)
+        try:
+            with suppress(BrokenPipeError), cast(IO[bytes], daemon.stdin) as stdin:
+                stdin.write(config.to_json().encode())
+            verdict = ready.read().decode(errors="replace").strip()
+        except KeyboardInterrupt:
+            _stop(daemon)
+            raise
+    if verdict == "ready":
+        return 0
+    code = daemon.wait()
+    if verdict.startswith("failed: "):
+        raise MountFailed(verdict.removeprefix("failed: "))
+    raise MountFailed(
+        f"the daemon ended before the tree was ready (exit {code}); its log {log_path} ends with:\n"
+        + _tail(log_path, start_of_log)
+    )
+
+
+def _stop(daemon: subprocess.Popen[bytes]) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(10)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+
+
+def _open_log(path: str) -> IO[bytes]:
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o750, exist_ok=True)
+        if os.path.exists(path) and os.path.getsize(path) > _MAX_LOG:
+            os.replace(path, path + ".1")
+        return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o640))
+    except OSError as error:
+        say(f"no log is kept: {path}: {error.strerror}")
+        return open(os.devnull, "ab")
+
+
+def _tail(path: str, start: int) -> str:
+    """The last lines of a log from byte `start` on."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(max(start, log.seek(0, os.SEEK_END) - _LOG_TAIL))
+            return log.read().decode(errors="replace").strip() or "(nothing)"
+    except OSError as error:
+        return f"({error.strerror})"

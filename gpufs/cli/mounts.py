@@ -1,0 +1,121 @@
+"""What the commands do to a mount from outside: is it alive, who uses it, detach it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+from gpufs.control import client
+from gpufs.control.paths import Mount
+from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
+
+# statfs goes to the daemon; in a child of its own, because it may never come back.
+_PROBE = "import os, sys\ntry: os.statvfs(sys.argv[1])\nexcept OSError as e: sys.exit(e.errno)"
+_PROBE_PATIENCE_S = 5.0
+_DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # <sys/mount.h>
+
+
+def is_dead(mount: Mount) -> bool:
+    """True when the daemon of this gpufs mount is gone for good. A hung one is not dead."""
+    try:
+        client.daemon_pid(mount)
+        return False
+    except client.NobodyListens:
+        pass
+    except (AccessDenied, DeadlineExceeded):
+        return False
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _PROBE, mount.mountpoint], stderr=subprocess.DEVNULL
+    )
+    try:
+        return child.wait(_PROBE_PATIENCE_S) in _DEAD
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        child.kill()
+
+
+def detach(mount: Mount, *, lazy: bool) -> None:
+    """Unmount; MountFailed names the processes that keep it busy."""
+    failure = _umount2(mount, lazy) if os.geteuid() == 0 else _fusermount(mount, lazy)
+    if failure is None:
+        return
+    where = mount.mountpoint
+    if failure != os.strerror(errno.EBUSY):
+        raise MountFailed(f"cannot unmount {where}: {failure}")
+    users = holders(where)
+    shown = ", ".join(users[:8]) + (f" and {len(users) - 8} more" if len(users) > 8 else "")
+    raise MountFailed(
+        f"{where} is busy{': in use by ' + shown if users else ''}; end that and try again, "
+        f"or detach it now and let it go when the last user ends: gpufs umount --lazy {where}"
+    )
+
+
+def _umount2(mount: Mount, lazy: bool) -> str | None:
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
+    if libc.umount2(os.fsencode(mount.mountpoint), flags) == 0:
+        return None
+    return os.strerror(ctypes.get_errno())
+
+
+def _fusermount(mount: Mount, lazy: bool) -> str | None:
+    try:
+        done = subprocess.run(
+            ["fusermount3", "-uz" if lazy else "-u", "--", mount.mountpoint],
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except FileNotFoundError:
+        return "fusermount3 is missing; install the package fuse3"
+    if done.returncode == 0:
+        return None
+    busy = os.strerror(errno.EBUSY)
+    return busy if "busy" in done.stderr else done.stderr.strip() or f"fusermount3 exit {done.returncode}"
+
+
+def holders(mountpoint: str) -> list[str]:
+    """`name (pid N)` of each process with a file, directory or mapping below `mountpoint`.
+
+    Only links and tables of /proc are read; nothing below the mount is touched. Other users'
+    processes are seen by root alone.
+    """
+    found = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        if pid != os.getpid() and any(_is_below(path, mountpoint) for path in _paths_of(pid)):
+            found.append(f"{_name_of(pid)} (pid {pid})")
+    return found
+
+
+def _is_below(path: str, mountpoint: str) -> bool:
+    return path == mountpoint or path.startswith(mountpoint.rstrip("/") + "/")
+
+
+def _paths_of(pid: int) -> list[str]:
+    """Everything the process has open; short when it ends meanwhile or is not ours to look at."""
+    paths = []
+    links = [f"/proc/{pid}/cwd", f"/proc/{pid}/root", f"/proc/{pid}/exe"]
+    with suppress(OSError):
+        links += [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
+    for link in links:
+        with suppress(OSError):
+            paths.append(os.readlink(link))
+    with suppress(OSError), open(f"/proc/{pid}/maps", errors="surrogateescape") as maps:
+        paths += [words[5].rstrip("\n") for line in maps if len(words := line.split(None, 5)) > 5]
+    return paths
+
+
+def _name_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return "?"

@@ -1,0 +1,117 @@
+"""`gpufs status`: what the mounts of this host hold and how well their caches do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from gpufs.cli.mount import say
+from gpufs.cli.umount import named_mount
+from gpufs.control import client, paths
+from gpufs.errors import GpufsError
+
+_PATIENCE_S = 10.0
+_HIDDEN_SHOWN = 5
+
+Status = dict[str, Any]
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "status",
+        help="show the mounts: files known, hits and misses, cache use",
+        epilog="examples:\n  gpufs status            all gpufs mounts of this host\n"
+        "  gpufs status /data --json | jq .remote_requests",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object; without MOUNTPOINT a list of them"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.mountpoint:
+        status = client.call(named_mount(args.mountpoint), "status", timeout=_PATIENCE_S)
+        print(json.dumps(status, indent=2) if args.json else render(status))
+        return 0
+    statuses, failed = [], False
+    for mount in paths.gpufs_mounts(paths.all_mounts()):
+        try:
+            statuses.append(client.call(mount, "status", timeout=_PATIENCE_S))
+        except GpufsError as error:
+            failed = True
+            say(str(error))
+            statuses.append({"mountpoint": mount.mountpoint, "source": mount.source, "error": str(error)})
+    if args.json:
+        print(json.dumps(statuses, indent=2))
+    else:
+        print("\n\n".join(map(render, statuses)) or "no gpufs mounts")
+    return 1 if failed else 0
+
+
+def render(status: Status) -> str:
+    """The human view of one status document."""
+    head = f"{printable(status['mountpoint'])}  {printable(status['source'])}"
+    if "error" in status:
+        return f"{head}\n  no answer from its daemon"
+    rows = [
+        ("up", f"{_span(status['uptime_s'])}, fast path {'on' if status['fast_path'] else 'off'}"),
+        (
+            "tree",
+            f"{status['files']:,} files in {status['directories']:,} directories, {_gib(status['bytes'])}",
+        ),
+        (
+            "opens",
+            f"{status['opens']:,}: {status['hits']:,} hits, {status['misses']:,} misses{_ratio(status)}",
+        ),
+        (
+            "remote",
+            f"{status['remote_requests']:,} requests, {_gib(status['remote_bytes'])}; "
+            f"{status['remote_errors']:,} errors, {status['retries']:,} retries",
+        ),
+        (
+            "cache",
+            f"{_gib(status['cache_bytes'])} of {_gib(status['cache_limit'])} "
+            f"in {status['cache_objects']:,} objects; {status['evictions']:,} evictions",
+        ),
+    ]
+    if status["stale_served"]:
+        rows.append(
+            ("stale", f"{status['stale_served']:,} listings used past their time, the source being down")
+        )
+    if status["hidden_keys"]:
+        rows.append(("hidden", f"{status['hidden_keys']:,} keys that no path can name{_examples(status)}"))
+    rows.append(("log", printable(paths.log_path(status["mountpoint"]))))
+    return "\n".join([head, *(f"  {name:<8}{text}" for name, text in rows)])
+
+
+def _examples(status: Status) -> str:
+    shown = [repr(printable(h["key"])) for h in status.get("hidden", [])[:_HIDDEN_SHOWN]]
+    more = ", ..." if status["hidden_keys"] > len(shown) else ""
+    return f": {', '.join(shown)}{more}" if shown else ""
+
+
+def _ratio(status: Status) -> str:
+    return f" ({100 * status['hits'] / status['opens']:.1f}% hits)" if status["opens"] else ""
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / 2**30:,.2f} GiB"
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    words = [f"{n} {unit}" for n, unit in ((days, "d"), (hours, "h"), (minutes, "min")) if n]
+    return " ".join(words) or f"{rest} s"
+
+
+def printable(text: str) -> str:
+    """`text` with the bytes that are not UTF-8, and control characters, made visible."""
+    clean = os.fsencode(text).decode(errors="backslashreplace")
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in clean)

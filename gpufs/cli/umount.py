@@ -1,0 +1,62 @@
+"""`gpufs umount`: detach a mount and wait until its daemon has put everything away."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+
+from gpufs.cli import mounts
+from gpufs.control import client, paths
+from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
+
+_PATIENCE_S = 60.0  # for the daemon to end; what it has cached is safe on disk after that
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "umount",
+        help="unmount a gpufs tree",
+        epilog="examples:\n  gpufs umount /data\n  gpufs umount --lazy /data    "
+        "(detach now, though files are open; the daemon ends with its last reader)",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    parser.add_argument("--lazy", action="store_true", help="detach now, even while it is in use")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    mount = named_mount(args.mountpoint)
+    daemon = _daemon_handle(mount)
+    if daemon is None:
+        mounts.detach(mount, lazy=args.lazy or mounts.is_dead(mount))
+        return 0
+    try:
+        mounts.detach(mount, lazy=args.lazy)
+        # A lazily detached daemon stays for as long as its readers do.
+        if not args.lazy and not select.select([daemon], [], [], _PATIENCE_S)[0]:
+            raise MountFailed(
+                f"{mount.mountpoint} is unmounted, but its daemon is still busy putting things away"
+            )
+    finally:
+        os.close(daemon)
+    return 0
+
+
+def named_mount(mountpoint: str) -> paths.Mount:
+    """The gpufs mount on exactly this directory; MountFailed when there is none."""
+    where, mount = paths.locate(mountpoint, paths.all_mounts())
+    if mount is None:
+        raise MountFailed(f"{mountpoint} is not a gpufs mount (gpufs status lists them)")
+    if where != mount.mountpoint:
+        raise MountFailed(f"{mountpoint} is inside the gpufs mount on {mount.mountpoint}; name that")
+    return mount
+
+
+def _daemon_handle(mount: paths.Mount) -> int | None:
+    """A pidfd of the daemon, to learn of its end; None when there is no (reachable) daemon."""
+    try:
+        return os.pidfd_open(client.daemon_pid(mount))
+    except (client.NobodyListens, AccessDenied, DeadlineExceeded, ProcessLookupError):
+        return None

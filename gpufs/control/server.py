@@ -1,0 +1,132 @@
+"""The daemon's end of the control socket: one request and one reply per connection, JSON lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import trio
+
+from gpufs.control.paths import make_private, socket_path
+from gpufs.errors import AccessDenied, GpufsError, UsageError
+
+Request = dict[str, Any]
+Handler = Callable[[Request], Awaitable[dict[str, Any]]]
+
+_MAX_LINE = 64 * 1024
+_PATIENCE_S = 10.0  # for a client to send its request, and again to take the reply
+_log = logging.getLogger(__name__)
+
+
+async def serve(
+    mountpoint: str,
+    handlers: Mapping[str, Handler],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve `handlers` (by op) for our mount on `mountpoint` until cancelled; started once clients can connect.
+
+    A handler gets the whole request; a GpufsError it raises becomes the reply, with its class's name
+    as `kind`. Only root and the daemon's own user are answered. The socket's directory is made if
+    need be; MountFailed when it is not safe to use. A socket that is there already is replaced.
+    """
+    path = socket_path(mountpoint, os.geteuid())
+    make_private(os.path.dirname(path))
+    listener = _listen(path)
+    mark = os.lstat(path)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        with trio.move_on_after(_PATIENCE_S) as scope:
+            try:
+                reply = await _reply_to(stream, scope, handlers)
+                scope.deadline = trio.current_time() + _PATIENCE_S
+                await stream.send_all(json.dumps(reply).encode() + b"\n")
+            except trio.BrokenResourceError:
+                _log.debug("a control client left before its reply")
+
+    try:
+        task_status.started()
+        await trio.serve_listeners(answer, [listener])
+    finally:
+        _unlink_if_ours(path, mark)
+
+
+async def _reply_to(
+    stream: trio.SocketStream, scope: trio.CancelScope, handlers: Mapping[str, Handler]
+) -> dict[str, Any]:
+    try:
+        uid = _peer_uid(stream.socket)
+        if uid not in (0, os.geteuid()):
+            raise AccessDenied(f"this gpufs mount takes no orders from uid {uid}")
+        request = _parse(await _read_line(stream))
+        handler = handlers.get(request["op"])
+        if handler is None:
+            raise UsageError(f"unknown request {request['op']!r}; known are {', '.join(sorted(handlers))}")
+        scope.deadline = math.inf  # the work may be long; it is the client's to give up
+        return {"ok": True, "result": await handler(request)}
+    except GpufsError as error:
+        return {"ok": False, "error": str(error), "kind": type(error).__name__}
+    except trio.BrokenResourceError:
+        raise
+    except Exception as error:
+        _log.exception("a control request failed")
+        return {"ok": False, "error": f"internal error: {error!r} (see the log)", "kind": "GpufsError"}
+
+
+async def _read_line(stream: trio.SocketStream) -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        piece = await stream.receive_some(_MAX_LINE)
+        line += piece
+        if len(line) > _MAX_LINE:
+            raise UsageError(f"the request is longer than {_MAX_LINE} bytes")
+        if not piece:
+            break
+    return bytes(line)
+
+
+def _parse(line: bytes) -> Request:
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError("the request is not one line of JSON") from error
+    if not isinstance(request, dict) or not isinstance(request.get("op"), str):
+        raise UsageError('the request must be an object with a text "op"')
+    return request
+
+
+def _peer_uid(sock: trio.socket.SocketType) -> int:
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _pid, uid, _gid = struct.unpack("3i", credentials)
+    return int(uid)
+
+
+def _listen(path: str) -> trio.SocketListener:
+    """A listening socket, mode 0600, renamed into place: no client ever finds one that cannot answer."""
+    temporary = f"{path}.{os.getpid()}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(temporary)
+        os.chmod(temporary, 0o600)
+        sock.listen(64)
+        os.rename(temporary, path)
+    except BaseException:
+        sock.close()
+        raise
+    return trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+
+
+def _unlink_if_ours(path: str, mark: os.stat_result) -> None:
+    """Remove the socket, unless a newer daemon has put its own in its place."""
+    try:
+        now = os.lstat(path)
+        if (now.st_dev, now.st_ino) == (mark.st_dev, mark.st_ino):
+            os.unlink(path)
+    except FileNotFoundError:
+        pass  # somebody cleaned the directory; nothing is left to remove
