@@ -1,0 +1,46 @@
+# Everything a developer needs; each target does its own set-up on a fresh Debian 12/13 or Ubuntu 24.04.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup lint test demo bench soak clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup: $(READY) ## Debian packages where missing (root or sudo), then .venv with the pinned versions
+
+$(READY): pyproject.toml tests/constraints.txt .ci/setup
+	.ci/setup
+	touch $@
+
+lint: setup ## style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint ## lint, then all tests; needs /dev/fuse
+	@if [ -r /dev/fuse ] && [ -w /dev/fuse ]; then \
+	    $(BIN)/python -m pytest; \
+	else \
+	    $(BIN)/python -m pytest -m "not fuse"; \
+	    echo "make test: FAILED: /dev/fuse cannot be opened here, so the tests that mount did not run" >&2; \
+	    echo "  load the module (modprobe fuse); in a container: --device /dev/fuse --cap-add SYS_ADMIN" >&2; \
+	    exit 1; \
+	fi
+
+demo: setup ## mount a real image tree from a local S3 server and train on it
+	$(BIN)/python -m tests.demo
+
+bench: setup ## measure this checkout
+	$(BIN)/python -m tests.bench
+
+soak: setup ## the long tests
+	$(BIN)/python -m tests.soak
+
+clean: ## remove .venv and everything made by the tools
+	rm -rf .venv build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
