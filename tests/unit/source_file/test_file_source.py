@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,8 @@ def test_modes_owners_and_times_are_kept(tmp_path: Path, source: FileSource) -> 
     entry = source.stat(b"f")
     assert (entry.mode, entry.uid, entry.gid) == (0o640, os.geteuid(), path.stat().st_gid)
     assert (entry.size, entry.mtime_ns) == (3, 1_234_567_890_123_456_789)
+    found = path.stat()
+    assert entry.version == f"{found.st_ino}-{found.st_mtime_ns}-{found.st_ctime_ns}"
     directory = source.stat(b"")
     assert (directory.kind, directory.version, directory.size) == (Kind.DIRECTORY, "", 0)
 
@@ -135,18 +138,48 @@ def test_a_file_that_changes_under_the_read_is_version_gone(
         source.read(old, 0, 9)
 
 
-def test_a_write_in_the_same_clock_step_is_seen_by_the_read(tmp_path: Path, source: FileSource) -> None:
-    """The version of a file just written may still stand for later bytes; read() waits that out."""
+def test_a_file_changed_in_this_clock_step_is_read_after_it(
+    tmp_path: Path, source: FileSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels with a coarse clock give two writes of one step the same version: the second must be in."""
     path = tmp_path / "f"
-    for number in range(20):
-        path.write_bytes(b"first %02d" % number)
-        old = ref(source, b"f")
-        with path.open("r+b", buffering=0) as file:
-            file.write(b"again %02d" % number)
-        try:
-            assert bytes(source.read(old, 0, 8)) == b"again %02d" % number  # same version: the last bytes
-        except VersionGone:
-            assert ref(source, b"f").version != old.version
+    path.write_bytes(b"first")
+    wanted = ref(source, b"f")
+    changed = path.stat().st_ctime_ns
+    waits: list[float] = []
+    pread = os.pread
+
+    def read_after_the_wait(descriptor: int, length: int, offset: int) -> bytes:
+        assert len(waits) == 1
+        return pread(descriptor, length, offset)
+
+    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(os, "pread", read_after_the_wait)
+    for now, wait in [
+        (changed + 5_000_000, 0.015),
+        (changed - 10**12, 0.020),
+    ]:  # a server's clock may be ahead
+        waits.clear()
+        monkeypatch.setattr(time, "time_ns", lambda now=now: now)
+        source.read(wanted, 0, 5)
+        assert waits == [pytest.approx(wait)]
+    waits.clear()
+    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(time, "time_ns", lambda: changed + 20_000_000)
+    source.read(wanted, 0, 5)
+    assert waits == []
+
+
+def test_a_rewrite_that_restores_the_mtime_is_seen(tmp_path: Path, source: FileSource) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"old")
+    old = ref(source, b"f")
+    source.read(old, 0, 3)
+    mtime = path.stat().st_mtime_ns
+    path.write_bytes(b"new")
+    os.utime(path, ns=(mtime, mtime))
+    with pytest.raises(VersionGone):
+        source.read(old, 0, 3)
 
 
 def test_short_reads_are_put_together(
@@ -272,6 +305,17 @@ def test_the_root_may_be_a_symbolic_link_and_is_resolved_once(tmp_path: Path, me
     os.symlink("two", tmp_path / "root")
     assert set(listed(source)) == {b"f"}
     assert source.id == f"file://{tmp_path}/one"
+    source.close()
+
+
+def test_the_root_stays_the_directory_that_was_opened(tmp_path: Path, metrics: Metrics) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root/f").write_bytes(b"1")
+    source = FileSource(tmp_path / "root", metrics)
+    source.check()
+    (tmp_path / "root").rename(tmp_path / "old")
+    (tmp_path / "root").mkdir()
+    assert set(listed(source)) == {b"f"}
     source.close()
 
 
