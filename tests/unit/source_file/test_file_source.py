@@ -249,6 +249,34 @@ def test_names_that_vanish_during_the_listing_are_left_out(
     assert set(listed(source)) == {b"a", b"c"}
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOTCONN])
+def test_a_mount_point_nobody_can_look_at_is_hidden_and_the_rest_is_listed(
+    tmp_path: Path, source: FileSource, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Other people's FUSE mounts give EACCES, even to root; dead ones ENOTCONN."""
+    for name in ("a", "mount", "z"):
+        (tmp_path / name).mkdir()
+    stat = os.stat
+
+    def stat_unless_mount(path: Any, **how: Any) -> os.stat_result:
+        if path == b"mount":
+            raise OSError(number, os.strerror(number))
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", stat_unless_mount)
+    (page,) = source.list(b"")
+    assert {entry.name for entry in page.entries} == {b"a", b"z"}
+    assert page.hidden == [Hidden(b"mount", f"cannot be looked at: {os.strerror(number)}")]
+
+
+def test_mount_points_below_the_root_are_crossed(metrics: Metrics) -> None:
+    source = FileSource(Path("/"), metrics)
+    assert b"ostype" in listed(source, b"proc/sys/kernel")
+    hidden = {h.name: h.reason for page in source.list(b"dev") for h in page.hidden}
+    assert hidden[b"null"] == "character device"
+    source.close()
+
+
 def test_a_directory_that_vanishes_does_not_end_the_walk(tmp_path: Path, source: FileSource) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
