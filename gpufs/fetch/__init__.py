@@ -1,0 +1,1 @@
+"""Bringing bytes from the source to this host: workers, single flight, read-ahead, fetching."""

@@ -1,0 +1,1 @@
+"""The filesystem process: names, open files and the FUSE adapter."""

@@ -1,0 +1,254 @@
+"""Open files: where the bytes of an inode are on this host, and reading them."""
+
+from __future__ import annotations
+
+import os
+
+import trio
+
+from gpufs.cache import CHUNK, Cache, Partial
+from gpufs.errors import GpufsError, IsADirectory, VersionGone
+from gpufs.fetch.fetcher import Fetcher
+from gpufs.fetch.flight import SingleFlight
+from gpufs.fetch.readahead import ReadAhead
+from gpufs.fetch.workers import Workers
+from gpufs.filesystem.tree import Tree
+from gpufs.index import Inode
+from gpufs.metrics import Metrics
+from gpufs.source.base import Kind, ObjectRef
+
+DISK_THREADS = 16
+MAX_READ = 1 << 20  # bytes the kernel asks for at most in one READ
+
+
+class OpenFile:
+    """One inode's bytes while anybody uses them: the whole object by `fd`, or `partial`.
+
+    `users` counts the kernel's opens and our own work on it; the descriptors live as long as they.
+    """
+
+    __slots__ = ("fd", "inode", "partial", "read_ahead", "retired", "users")
+
+    def __init__(self, inode: Inode) -> None:
+        self.inode = inode
+        self.fd: int | None = None
+        self.partial: Partial | None = None
+        self.read_ahead: ReadAhead | None = None
+        self.users = 0
+        self.retired: list[int] = []  # descriptors of damaged entries that a thread may still read from
+
+    @property
+    def at_hand(self) -> bool:
+        return self.fd is not None or self.partial is not None
+
+    @property
+    def whole(self) -> bool:
+        return self.fd is not None or (self.partial is not None and self.partial.complete)
+
+    def hold(self, fd: int) -> None:
+        """Read from `fd` from now on."""
+        if self.fd is not None:
+            self.retired.append(self.fd)
+        self.fd = fd
+
+    def close(self) -> None:
+        for fd in (*self.retired, self.fd):
+            if fd is not None:
+                os.close(fd)
+        if self.partial is not None:
+            self.partial.close()
+
+
+class Files:
+    """The table of open files, keyed by inode: handles carry no state of their own (fh == inode)."""
+
+    def __init__(
+        self, tree: Tree, cache: Cache, fetcher: Fetcher, metrics: Metrics, nursery: trio.Nursery
+    ) -> None:
+        self._tree = tree
+        self._cache = cache
+        self._fetcher = fetcher
+        self._metrics = metrics
+        self._nursery = nursery
+        self._disk = Workers(DISK_THREADS)
+        self._open: dict[int, OpenFile] = {}
+        self._opening: SingleFlight[int, None] = SingleFlight(nursery)
+        self._buffer = memoryview(bytearray(MAX_READ))
+
+    async def open(self, number: int) -> None:
+        """Take the inode into use; the whole of a small object is on this host when this returns.
+
+        Raises VersionGone, IsADirectory and what fetching raises.
+        """
+        self._metrics.opens.add()
+        file = self._use(number)
+        try:
+            if file.at_hand or self._open_cached(file):
+                (self._metrics.hits if file.whole else self._metrics.misses).add()
+            else:
+                self._metrics.misses.add()
+                await self._open_missing(file)
+        except BaseException:
+            self._drop(file)
+            raise
+
+    async def read(self, number: int, offset: int, size: int) -> memoryview | bytes:
+        """Up to `size` bytes from `offset`, fewer only at the end of the file.
+
+        The result may be a buffer that is shared by all reads: use it before the next await.
+        """
+        file = self._open.get(number)
+        if file is not None and file.whole:
+            data = self._read_hot(file, offset, size)
+            if data is not None:
+                return data
+        file = self._use(number)
+        try:
+            # Not at hand: it was opened through an earlier process. The next release closes it.
+            if not file.at_hand and not self._open_cached(file):
+                await self._open_missing(file)
+            size = min(size, file.inode.size - offset)
+            if size <= 0:
+                return b""
+            if file.whole:
+                return await self._read_whole(file, offset, size)
+            return await self._read_partial(file, offset, size)
+        finally:
+            self._drop(file)
+
+    def release(self, number: int) -> None:
+        """Undo one open(); of inodes this process knows nothing of, nothing."""
+        file = self._open.get(number)
+        if file is not None:
+            self._drop(file)
+
+    def close(self) -> None:
+        """Close everything; only when no request can come any more."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    # -- opening
+
+    def _use(self, number: int) -> OpenFile:
+        file = self._open.get(number)
+        if file is None:
+            inode = self._tree.inode(number)
+            if inode.kind is not Kind.FILE:
+                raise IsADirectory(f"inode {number} is not a file")
+            file = self._open[number] = OpenFile(inode)
+        file.users += 1
+        return file
+
+    def _drop(self, file: OpenFile) -> None:
+        file.users -= 1
+        if not file.users:
+            if self._open.get(file.inode.number) is file:
+                del self._open[file.inode.number]
+            file.close()
+
+    def _open_cached(self, file: OpenFile) -> bool:
+        if not file.inode.size:
+            file.hold(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            return True
+        file.fd = self._cache.open_object(file.inode.digest)
+        return file.fd is not None
+
+    async def _open_missing(self, file: OpenFile) -> None:
+        if file.inode.number not in self._opening:
+            file.users += 1  # the flight's own: it may outlive all who wait for it
+        await self._opening.run(file.inode.number, lambda: self._fetch(file))
+
+    async def _fetch(self, file: OpenFile) -> None:
+        inode = file.inode
+        try:
+            if inode.size <= CHUNK:
+                file.hold(await self._fetcher.object(inode.digest, self._ref(inode)))
+            else:
+                file.partial = await self._fetcher.open_partial(inode.digest, inode.size)
+                file.read_ahead = ReadAhead(file.partial.chunks)
+        except VersionGone:
+            self._tree.distrust(inode.number)
+            raise
+        finally:
+            self._drop(file)
+
+    def _ref(self, inode: Inode) -> ObjectRef:
+        return ObjectRef(self._tree.path(inode.number), inode.version, inode.size)
+
+    # -- reading
+
+    def _read_hot(self, file: OpenFile, offset: int, size: int) -> memoryview | None:
+        """Read without waiting: None when the bytes are not in the page cache (or not there)."""
+        fd = file.fd if file.fd is not None else file.partial.fd  # type: ignore[union-attr]
+        size = min(size, file.inode.size - offset)
+        if size <= 0:
+            return self._buffer[:0]
+        try:
+            count = os.preadv(fd, [self._buffer[:size]], offset, os.RWF_NOWAIT)
+        except OSError:  # EAGAIN; or no RWF_NOWAIT on this file system; or a failing disk
+            return None
+        return self._buffer[:count] if count == size else None
+
+    async def _read_whole(self, file: OpenFile, offset: int, size: int) -> memoryview:
+        fd = file.fd if file.fd is not None else file.partial.fd  # type: ignore[union-attr]
+        data = await self._disk.run(_read_disk, fd, offset, size)
+        if data is None:
+            # The entry is damaged (a failing disk, a truncated file): never the reader's trouble.
+            self._metrics.corrupt_entries.add()
+            self._cache.evict(file.inode.digest)
+            ref = self._ref(file.inode)
+            data = await self._fetcher.uncached(ref, offset, size)
+        return data
+
+    async def _read_partial(self, file: OpenFile, offset: int, size: int) -> memoryview:
+        partial, ahead = file.partial, file.read_ahead
+        assert partial is not None and ahead is not None
+        first, last = offset // CHUNK, (offset + size - 1) // CHUNK
+        for number in (*range(first + 1, last + 1), *ahead.access(first, last)):
+            if not partial.has(number):
+                file.users += 1  # the task's own
+                self._nursery.start_soon(self._fetch_ahead, file, number)
+        ref = self._ref(file.inode)
+        pieces: list[memoryview] = []
+        for number in range(first, last + 1):
+            start = max(offset, number * CHUNK)
+            end = min(offset + size, (number + 1) * CHUNK)
+            try:
+                data = await self._fetcher.chunk(partial, file.inode.digest, ref, number)
+            except VersionGone:
+                self._tree.distrust(file.inode.number)
+                raise
+            if data is None:
+                data = await self._disk.run(_read_disk, partial.fd, start, end - start)
+                if data is None:
+                    self._metrics.corrupt_entries.add()
+                    data = await self._fetcher.uncached(ref, start, end - start)
+            else:
+                data = data[start - number * CHUNK : end - number * CHUNK]
+            pieces.append(data)
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+    async def _fetch_ahead(self, file: OpenFile, number: int) -> None:
+        assert file.partial is not None
+        try:
+            await self._fetcher.ahead(file.partial, file.inode.digest, self._ref(file.inode), number)
+        except GpufsError:
+            pass  # counted where it happened; whoever needs these bytes will meet it as his own
+        finally:
+            self._drop(file)
+
+
+def _read_disk(fd: int, offset: int, size: int) -> memoryview | None:
+    """Worker thread: exactly `size` bytes, or None when the file does not have them."""
+    data = memoryview(bytearray(size))
+    done = 0
+    while done < size:
+        try:
+            count = os.preadv(fd, [data[done:]], offset + done)
+        except OSError:
+            return None
+        if not count:
+            return None
+        done += count
+    return data

@@ -1,0 +1,246 @@
+"""The FUSE adapter: pyfuse3's requests to names, files and attributes; errors to errno, in one border.
+
+This is the only module that knows pyfuse3.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import pyfuse3
+from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
+
+from gpufs.errors import GpufsError, NoAttribute, NotADirectory, NotFound, ReadOnly, errno_of
+from gpufs.filesystem.files import Files
+from gpufs.filesystem.tree import FOREVER, Tree
+from gpufs.filesystem.xattrs import Attributes
+from gpufs.index import Change, Index, Inode
+from gpufs.source.base import Kind
+
+NAME_MAX = 255
+BLOCK = 4096  # bytes; what statfs counts in and what st_blksize advises at least
+PREFERRED_READ = 1 << 20  # bytes; st_blksize, so that cp and friends read in large pieces
+BATCH = 256  # directory entries taken from the index at a time
+FIRST_COOKIE = 2  # readdir offsets: 1 is behind ".", 2 behind "..", inode + 2 behind that inode
+
+_FORMAT = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
+
+log = logging.getLogger("gpufs.fuse")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Owners and permission bits shown: those of an option win, then the source's, then the defaults."""
+
+    uid: int | None
+    gid: int | None
+    file_mode: int | None
+    dir_mode: int | None
+
+
+def _border(
+    handler: Callable[Concatenate[Operations, P], Awaitable[R]],
+) -> Callable[Concatenate[Operations, P], Awaitable[R]]:
+    """Let only FUSEError out of a handler: anything else would end the whole pyfuse3 loop."""
+
+    @functools.wraps(handler)
+    async def guarded(self: Operations, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await handler(self, *args, **kwargs)
+        except FUSEError:
+            raise
+        except GpufsError as error:
+            if not isinstance(error, NotFound | NoAttribute | ReadOnly | NotADirectory):
+                log.warning("%s: %s", handler.__name__, error)
+            raise FUSEError(errno_of(error)) from None
+        except Exception as error:
+            log.exception("%s failed", handler.__name__)
+            raise FUSEError(errno_of(error)) from None
+
+    return guarded
+
+
+class Operations(pyfuse3.Operations):
+    """One mounted tree. Attributes of an inode never change, so the kernel may keep them for ever;
+    only names have a lifetime."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+
+    def __init__(
+        self, tree: Tree, files: Files, xattrs: Attributes, index: Index, ownership: Ownership
+    ) -> None:
+        super().__init__()
+        self._tree = tree
+        self._files = files
+        self._xattrs = xattrs
+        self._index = index
+        self._own = ownership
+        self._default_uid = os.getuid()
+        self._default_gid = os.getgid()
+
+    # -- names
+
+    @_border
+    async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
+        inode, holds = await self._tree.lookup(parent_inode, name)
+        if inode is None:
+            missing = EntryAttributes()
+            missing.st_ino = cast(Any, 0)  # the kernel remembers the answer "no such name"
+            missing.entry_timeout = holds
+            return missing
+        return self._attributes(inode, holds)
+
+    @_border
+    async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
+        return self._attributes(self._tree.inode(inode), FOREVER)
+
+    @_border
+    async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
+        return self._tree.inode(inode).target
+
+    @_border
+    async def opendir(self, inode: int, ctx: RequestContext) -> int:
+        if self._tree.inode(inode).kind is not Kind.DIRECTORY:
+            raise NotADirectory(f"inode {inode} is not a directory")
+        return inode
+
+    @_border
+    async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
+        after: bytes | None = None
+        if start_id < FIRST_COOKIE:
+            here = self._tree.inode(fh)
+            above = self._tree.inode(here.parent) if here.parent else here
+            for cookie, name, inode in ((1, b".", here), (2, b"..", above)):
+                if cookie > start_id and not self._reply(token, name, inode, FOREVER, cookie):
+                    return
+        else:
+            after = self._tree.inode(start_id - FIRST_COOKIE).name if start_id > FIRST_COOKIE else None
+        while True:
+            children, holds = await self._tree.children(fh, after, BATCH)
+            for child in children:
+                if not self._reply(token, child.name, child, holds, child.number + FIRST_COOKIE):
+                    return
+            if len(children) < BATCH:
+                return
+            after = children[-1].name
+
+    @_border
+    async def releasedir(self, fh: int) -> None:
+        pass
+
+    async def forget(self, inode_list: list[tuple[int, int]]) -> None:
+        pass  # inodes live in the index, not in this process
+
+    # -- contents
+
+    @_border
+    async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND):
+            raise ReadOnly("the tree is read-only")
+        await self._files.open(inode)
+        return FileInfo(fh=cast(Any, inode), keep_cache=True)
+
+    @_border
+    async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:
+        return await self._files.read(fh, off, size)
+
+    @_border
+    async def release(self, fh: int) -> None:
+        self._files.release(fh)
+
+    # -- attributes
+
+    @_border
+    async def getxattr(self, inode: int, name: bytes, ctx: RequestContext) -> bytes:
+        return self._xattrs.get(inode, name)
+
+    @_border
+    async def listxattr(self, inode: int, ctx: RequestContext) -> list[bytes]:
+        return self._xattrs.names(inode)
+
+    @_border
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
+        totals = self._index.totals()
+        result = StatvfsData()
+        result.f_bsize = result.f_frsize = BLOCK
+        result.f_blocks = -(-totals.bytes // BLOCK)
+        result.f_files = totals.files + totals.directories
+        result.f_bfree = result.f_bavail = result.f_ffree = result.f_favail = 0
+        result.f_namemax = NAME_MAX
+        return result
+
+    # -- helpers
+
+    def _reply(self, token: ReaddirToken, name: bytes, inode: Inode, holds: float, cookie: int) -> bool:
+        return pyfuse3.readdir_reply(token, cast(Any, name), self._attributes(inode, holds), cookie)
+
+    def _attributes(self, inode: Inode, holds: float) -> EntryAttributes:
+        own = self._own
+        directory = inode.kind is Kind.DIRECTORY
+        mode = own.dir_mode if directory else own.file_mode
+        if mode is None or inode.kind is Kind.SYMLINK:
+            mode = inode.mode if inode.mode is not None else 0o555 if directory else 0o444
+        uid = own.uid if own.uid is not None else inode.uid
+        gid = own.gid if own.gid is not None else inode.gid
+        size = len(inode.target) if inode.kind is Kind.SYMLINK else inode.size
+        entry = EntryAttributes()
+        entry.st_ino = cast(Any, inode.number)
+        entry.st_mode = cast(Any, _FORMAT[inode.kind] | mode)
+        entry.st_nlink = 1
+        entry.st_uid = uid if uid is not None else self._default_uid
+        entry.st_gid = gid if gid is not None else self._default_gid
+        entry.st_size = size
+        entry.st_blksize = PREFERRED_READ
+        entry.st_blocks = -(-size // 512)
+        entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = inode.mtime_ns
+        entry.entry_timeout = holds
+        entry.attr_timeout = FOREVER
+        return entry
+
+
+async def _refuse(self: Operations, *args: object) -> Any:
+    raise FUSEError(errno_of(ReadOnly()))
+
+
+# The mount is read-only, so the kernel refuses changes by itself; this holds after a remount,rw too.
+for _name in (
+    "setattr mknod mkdir unlink rmdir symlink rename link create write setxattr removexattr".split()
+):
+    setattr(Operations, _name, _refuse)
+
+
+def mount(operations: Operations, mountpoint: str, source: str, allow_other: bool) -> None:
+    """Mount the tree. Raises OSError or RuntimeError with libfuse's reason."""
+    options = {f"fsname={source}", "subtype=gpufs", "ro", "default_permissions"}
+    if allow_other:
+        options.add("allow_other")
+    pyfuse3.init(operations, mountpoint, options)
+
+
+async def serve(max_requests: int) -> None:
+    """Answer requests until the tree is unmounted, by anybody."""
+    await pyfuse3.main(min_tasks=2, max_tasks=max_requests)
+
+
+def stop() -> None:
+    """Make serve() return."""
+    pyfuse3.terminate()
+
+
+def unmount() -> None:
+    pyfuse3.close(unmount=True)
+
+
+def invalidate(change: Change) -> None:
+    """Tell the kernel to forget a name; done by pyfuse3's own thread, so safe from anywhere."""
+    pyfuse3.invalidate_entry_async(cast(Any, change.parent), cast(Any, change.name), ignore_enoent=True)

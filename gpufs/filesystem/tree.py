@@ -1,0 +1,250 @@
+"""Names: which inode a name leads to, and how long that answer holds."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+
+import trio
+
+from gpufs.errors import (
+    AccessDenied,
+    DeadlineExceeded,
+    GpufsError,
+    NotADirectory,
+    NotFound,
+    RemoteFailed,
+    VersionGone,
+)
+from gpufs.fetch.flight import SingleFlight
+from gpufs.fetch.workers import Workers
+from gpufs.index import ROOT, Change, Index, Inode, Listing
+from gpufs.metrics import Metrics
+from gpufs.source.base import Kind, Source
+
+FOREVER = 10 * 365 * 86400.0  # seconds; what the kernel is told when an answer never expires
+PATIENCE = 3.0  # seconds a reader waits for a re-listing before the old one is served
+DOWN_PAUSE = 10.0  # seconds an old listing is served without asking a source that failed
+LISTING_THREADS = 16
+CRAWL_AFTER = 16  # directories listed one by one since the last crawl that make a crawl worth it
+
+log = logging.getLogger("gpufs.tree")
+
+
+class Tree:
+    """The directory tree of one source, kept in the index and refreshed when it is too old.
+
+    `on_change` is told each name whose cached answers in the kernel are wrong now; it is called
+    in the trio thread, never from inside the request that found the change out.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        index: Index,
+        ttl: float,
+        metrics: Metrics,
+        nursery: trio.Nursery,
+        on_change: Callable[[Change], None],
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._source = source
+        self._index = index
+        self._ttl = ttl
+        self._metrics = metrics
+        self._nursery = nursery
+        self._on_change = on_change
+        self._now_ns = now_ns
+        self._workers = Workers(LISTING_THREADS)
+        self._listings: SingleFlight[int, None] = SingleFlight(nursery)
+        self._down_until = -math.inf
+        self._listed_singly = 0
+        self._crawling = False
+        self._stopping = False
+
+    def inode(self, number: int) -> Inode:
+        """The inode with that number. Raises VersionGone when the index knows it no more."""
+        inode = self._index.get(number)
+        if inode is None:
+            raise VersionGone(f"inode {number} is no longer known")
+        return inode
+
+    def path(self, number: int) -> bytes:
+        return self._index.path(number)
+
+    async def lookup(self, parent: int, name: bytes) -> tuple[Inode | None, float]:
+        """The inode of `name` in `parent`, None when there is none, and for how many seconds that holds."""
+        holds = self._fresh_for(parent)
+        if holds <= 0:
+            holds = await self._renew(parent)
+        return self._index.lookup(parent, name), holds
+
+    async def children(self, parent: int, after: bytes | None, limit: int) -> tuple[list[Inode], float]:
+        """Up to `limit` children of `parent` behind the name `after`, in name order, as lookup() would."""
+        holds = self._fresh_for(parent)
+        if holds <= 0:
+            # A reading that has begun is finished on the listing it began with.
+            holds = await self._renew(parent) if after is None else DOWN_PAUSE
+        return self._index.children(parent, after, limit), holds
+
+    def distrust(self, number: int) -> None:
+        """The source no longer has the version this inode stands for: list its directory anew."""
+        inode = self._index.get(number)
+        if inode is not None and inode.parent:
+            self._index.expire(inode.parent)
+
+    async def refresh(self, path: bytes) -> dict[str, int]:
+        """List the directory at or above `path`, and every known one below it, again now."""
+        inode = self._index.resolve(path)
+        if inode is None:
+            # A name that appeared after the last listing: its directory knows, once it is asked.
+            parent = self._index.resolve(path.rpartition(b"/")[0])
+            if parent is None:
+                raise NotFound(f"no such path in the tree: {path!r}")
+            inode = parent
+        elif inode.kind is not Kind.DIRECTORY:
+            inode = self.inode(inode.parent)
+        if inode.number == ROOT and self._source.abilities.flat_listing:
+            changes = await self._workers.run(self._crawl)
+            return {"directories": self._index.totals().directories, "changes": changes}
+        directories = changes = 0
+        pending = [inode.number]
+        while pending:
+            number = pending.pop()
+            listed = self._index.listed(number)
+            if directories and not (listed and listed.complete):
+                continue  # never looked at: nothing to refresh
+            changed = await self._workers.run(self._list, number)
+            self._report(changed)
+            directories += 1
+            changes += len(changed)
+            pending += await self._workers.run(self._subdirectories, number)
+        return {"directories": directories, "changes": changes}
+
+    async def crawl(self) -> None:
+        """List the whole tree in the background; what is found is in the index as it comes."""
+        if self._crawling:
+            return
+        self._crawling = True
+        try:
+            await self._workers.run(self._crawl)
+        except GpufsError as error:
+            log.warning("the background listing ended early: %s", error)
+        finally:
+            self._listed_singly = 0
+            self._crawling = False
+
+    def stop(self) -> None:
+        """End a crawl that is under way, at its next page."""
+        self._stopping = True
+
+    # -- freshness
+
+    def _fresh_for(self, directory: int) -> float:
+        """Seconds the listing of `directory` is still good for; 0 or less when it must be renewed."""
+        listed = self._index.listed(directory)
+        if listed is None or not listed.complete or not listed.at_ns:
+            return 0.0
+        if self._ttl == math.inf:
+            return FOREVER
+        return self._ttl - (self._now_ns() - listed.at_ns) / 1e9
+
+    async def _renew(self, directory: int) -> float:
+        """List `directory` anew; while the source is down, what is known of it stays in force."""
+        listed = self._index.listed(directory)
+        if listed is None or not listed.complete:
+            await self._listings.run(directory, lambda: self._list_in_worker(directory))
+            return max(self._fresh_for(directory), 1.0)
+        if trio.current_time() >= self._down_until:
+            flight = self._listings.start(directory, lambda: self._list_in_worker(directory))
+            with trio.move_on_after(PATIENCE):
+                await flight.landed.wait()
+            if flight.landed.is_set():
+                try:
+                    flight.result()
+                except (RemoteFailed, DeadlineExceeded, AccessDenied) as error:
+                    self._source_down(directory, error)
+                else:
+                    return max(self._fresh_for(directory), 1.0)
+            else:
+                self._source_down(directory, DeadlineExceeded("no answer yet"))
+        self._metrics.stale_served.add()
+        return DOWN_PAUSE
+
+    def _source_down(self, directory: int, error: GpufsError) -> None:
+        self._down_until = trio.current_time() + DOWN_PAUSE
+        log.warning("cannot renew the listing of /%s, the old one stays in force: %s",
+                    self._index.path(directory).decode(errors="backslashreplace"), error)  # fmt: skip
+
+    # -- listing
+
+    async def _list_in_worker(self, directory: int) -> None:
+        self._report(await self._workers.run(self._list, directory))
+        self._listed_singly += 1
+        if self._listed_singly == CRAWL_AFTER and self._crawl_pays():
+            self._nursery.start_soon(self.crawl)
+
+    def _crawl_pays(self) -> bool:
+        """Whether a flat listing costs fewer requests than the directories one by one."""
+        totals = self._index.totals()
+        return self._source.abilities.flat_listing and totals.files / 1000 <= totals.directories
+
+    def _list(self, directory: int) -> list[Change]:
+        """Worker thread: list one directory into the index."""
+        started = self._now_ns()
+        changes: list[Change] = []
+        listing: Listing | None = None
+        path = self._index.path(directory)
+        try:
+            for page in self._source.list(path):
+                with self._index.write() as writer:
+                    listing = listing or writer.begin(directory, started)
+                    changes += writer.add(listing, page)
+                    if page.last:
+                        changes += writer.finish(listing)
+        except (NotFound, NotADirectory):
+            if directory != ROOT:  # its parent's listing is out of date, and will say so
+                self._index.expire(self.inode(directory).parent)
+            raise
+        return changes
+
+    def _crawl(self) -> int:
+        """Worker thread: list everything; the number of changes to what was known before."""
+        changed = 0
+        listings: dict[bytes, Listing | None] = {}
+        started = self._now_ns()
+        for batch in self._source.walk():
+            if self._stopping:
+                break
+            changes: list[Change] = []
+            with self._index.write() as writer:
+                for page in batch:
+                    if page.directory not in listings:
+                        inode = writer.resolve(page.directory)
+                        listings[page.directory] = inode and writer.begin(inode.number, started)
+                    listing = listings[page.directory]
+                    if listing is not None:
+                        changes += writer.add(listing, page)
+                        if page.last:
+                            changes += writer.finish(listing)
+                    if page.last:
+                        del listings[page.directory]
+            if changes:
+                self._workers.call_in_trio(self._report, changes)
+                changed += len(changes)
+            started = self._now_ns()
+        return changed
+
+    def _subdirectories(self, directory: int) -> list[int]:
+        found: list[int] = []
+        after: bytes | None = None
+        while batch := self._index.children(directory, after, 1000):
+            found += (child.number for child in batch if child.kind is Kind.DIRECTORY)
+            after = batch[-1].name
+        return found
+
+    def _report(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            self._on_change(change)

@@ -1,0 +1,42 @@
+"""The names and values of everything gpufs counts; no counter is named anywhere else."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+
+class Counter:
+    """A number that only grows; may be added to from any thread."""
+
+    __slots__ = ("_lock", "value")
+
+    def __init__(self) -> None:
+        self.value = 0
+        self._lock = threading.Lock()
+
+    def add(self, amount: int = 1) -> None:
+        with self._lock:
+            self.value += amount
+
+
+class Metrics:
+    """The counters of one mount, all zero at its start."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.opens = Counter()  # OPEN requests for files
+        self.hits = Counter()  # opens of an object that was wholly on this host
+        self.misses = Counter()  # opens of an object that was not
+        self.remote_requests = Counter()  # requests sent to the source, repeats included
+        self.remote_bytes = Counter()  # payload bytes received from the source
+        self.remote_errors = Counter()  # requests that failed, repeats included
+        self.retries = Counter()  # requests that were repeats of a failed one
+        self.evictions = Counter()  # cache entries removed to keep the limits
+        self.cache_errors = Counter()  # cache operations that failed and were bypassed
+        self.corrupt_entries = Counter()  # cache entries whose checksum did not match
+        self.stale_served = Counter()  # listings served past their ttl, the source being down
+
+    def snapshot(self) -> dict[str, int]:
+        """All counters by name."""
+        return {name: c.value for name, c in vars(self).items() if isinstance(c, Counter)}

@@ -1,0 +1,249 @@
+"""One mount: builds it out of its parts, runs it until it is unmounted, and takes it apart again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import trio
+
+from gpufs import control
+from gpufs.cache import Cache, Limit
+from gpufs.errors import GpufsError, MountFailed, NotFound
+from gpufs.fetch.fetcher import Fetcher
+from gpufs.fetch.workers import Workers
+from gpufs.filesystem import fuse, kernel
+from gpufs.filesystem.files import Files
+from gpufs.filesystem.tree import Tree
+from gpufs.filesystem.xattrs import Attributes
+from gpufs.index import ROOT, Index
+from gpufs.metrics import Metrics
+from gpufs.options import MountConfig, Size
+from gpufs.source import Kind, Source, open_source
+from gpufs.source.s3.settings import S3Settings
+
+MAX_REQUESTS = 512  # FUSE requests handled at once; most of them wait for the source
+HIDDEN_SHOWN = 20  # hidden keys named in the status
+FLUSH_EVERY = 5.0  # seconds between writing access times and the like to disk
+
+log = logging.getLogger("gpufs.service")
+
+
+class Mount:
+    """One mounted dataset in this process."""
+
+    def __init__(self, config: MountConfig) -> None:
+        options = config.options
+        self._config = config
+        self.metrics = Metrics()
+        self._source: Source = open_source(
+            config.source,
+            S3Settings(
+                endpoint_url=options.endpoint_url,
+                region=options.region,
+                profile=options.profile,
+                addressing=options.addressing,
+                anonymous=options.anonymous,
+                requester_pays=options.requester_pays,
+                ca_bundle=options.ca_bundle,
+            ),
+            self.metrics,
+        )
+        self._cache = Cache(
+            Path(options.cache_dir),
+            cache_size=_limit(options.cache_size),
+            min_free=_limit(options.min_free),
+            metrics=self.metrics,
+        )
+        self._index = Index(self._cache.index_directory(self._source.id), self._source.id)
+        self._tree: Tree
+        self._workers: Workers
+        self._started = time.monotonic()
+
+    def run(self, ready: Callable[[], None]) -> None:
+        """Mount, call `ready` when the tree can be read, serve until unmounted.
+
+        Raises the GpufsError that says why the tree cannot be shown.
+        """
+        try:
+            if self._index.listed(ROOT) is None:
+                self._source.check()
+            trio.run(self._main, ready)
+        finally:
+            self._index.close()
+            self._cache.close()
+            self._source.close()
+
+    async def _main(self, ready: Callable[[], None]) -> None:
+        async with trio.open_nursery() as nursery:
+            self._workers = Workers(3)
+            tree = self._tree = Tree(
+                self._source,
+                self._index,
+                self._config.options.metadata_ttl,
+                self.metrics,
+                nursery,
+                fuse.invalidate,
+            )
+            await tree.lookup(ROOT, b"")  # the root's listing: what is wrong with the source shows here
+            fetcher = Fetcher(self._source, self._cache, self.metrics, nursery)
+            files = Files(tree, self._cache, fetcher, self.metrics, nursery)
+            options = self._config.options
+            operations = fuse.Operations(
+                tree,
+                files,
+                Attributes(tree, self._cache, self._config.source),
+                self._index,
+                fuse.Ownership(options.uid, options.gid, options.file_mode, options.dir_mode),
+            )
+            mountpoint = self._config.mountpoint
+            try:
+                fuse.mount(operations, mountpoint, _shown(self._config.source), options.allow_other)
+            except (OSError, RuntimeError) as error:
+                raise MountFailed(
+                    f"cannot mount on {mountpoint}: {error}; try `gpufs mount --foreground` for details"
+                ) from None
+            try:
+                nursery.start_soon(self._until_signal)
+                await nursery.start(control.serve, mountpoint, self._handlers())
+                kernel.tune(mountpoint)
+                nursery.start_soon(self._background)
+                ready()
+                await fuse.serve(MAX_REQUESTS)
+            finally:
+                fuse.unmount()
+                tree.stop()
+                nursery.cancel_scope.cancel()
+                files.close()
+
+    async def _background(self) -> None:
+        workers = self._workers
+        await workers.run(self._index.prefault)
+        async with trio.open_nursery() as nursery:
+            if self._source.abilities.flat_listing and not self._index.crawled():
+                nursery.start_soon(self._tree.crawl)
+            nursery.start_soon(workers.run, self._cache.scrub, lambda: False)
+
+    async def _until_signal(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("%s: unmounting", signal.Signals(number).name)
+                fuse.stop()
+
+    # -- the control socket
+
+    def _handlers(self) -> dict[str, control.Handler]:
+        return {"status": self._status, "refresh": self._refresh, "evict": self._evict}
+
+    async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
+        totals, usage = self._index.totals(), self._cache.usage()
+        return self.metrics.snapshot() | {
+            "source": self._config.source,
+            "mountpoint": self._config.mountpoint,
+            "uptime_s": round(time.monotonic() - self._started, 1),
+            "fast_path": False,
+            "passthrough": False,
+            "files": totals.files,
+            "directories": totals.directories,
+            "bytes": totals.bytes,
+            "hidden_keys": totals.hidden,
+            "hidden": [
+                {"key": os.fsdecode(key), "reason": reason}
+                for key, reason in self._index.hidden(HIDDEN_SHOWN)
+            ],
+            "index_bytes": self._index.size_on_disk(),
+            "cache_dir": str(self._config.options.cache_dir),
+            "cache_bytes": usage.bytes,
+            "cache_objects": usage.objects,
+            "cache_limit": usage.limit,
+            "pids": [os.getpid()],
+        }
+
+    async def _refresh(self, request: dict[str, Any]) -> dict[str, Any]:
+        return dict(await self._tree.refresh(_path(request)))
+
+    async def _evict(self, request: dict[str, Any]) -> dict[str, Any]:
+        return await self._workers.run(self._evict_below, _path(request))
+
+    def _evict_below(self, path: bytes) -> dict[str, int]:
+        """Worker thread: drop the cached bytes of the file at `path` or of all files below it."""
+        inode = self._index.resolve(path)
+        if inode is None:
+            raise NotFound(f"no such path in the tree: {os.fsdecode(path)!r}")
+        files = freed = 0
+        pending = [inode]
+        while pending:
+            inode = pending.pop()
+            if inode.kind is Kind.FILE:
+                amount = self._cache.evict(inode.digest)
+                files += amount > 0
+                freed += amount
+            after: bytes | None = None
+            while inode.kind is Kind.DIRECTORY and (
+                batch := self._index.children(inode.number, after, 1000)
+            ):
+                pending += batch
+                after = batch[-1].name
+        return {"files": files, "bytes": freed}
+
+
+def run(config: MountConfig, ready: Callable[[], None]) -> int:
+    """Serve one mount in this process until it is unmounted. Raises GpufsError when it cannot be."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # credentials live in this memory
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    Mount(config).run(ready)
+    return 0
+
+
+def main() -> int:
+    """`python -m gpufs.service READY_FD`: the daemon behind `gpufs mount`; its configuration on stdin."""
+    config = MountConfig.from_json(sys.stdin.read())
+    ready_fd = int(sys.argv[1])
+    logging.basicConfig(
+        level=config.options.log_level.upper(),
+        format="time=%(asctime)s level=%(levelname)s logger=%(name)s msg=%(message)s",
+    )
+
+    def answer(line: str) -> None:
+        os.write(ready_fd, line.encode() + b"\n")
+        os.close(ready_fd)
+
+    try:
+        return run(config, lambda: answer("ready"))
+    except* GpufsError as group:
+        error = _first(group)
+        log.error("%s", error)
+        answer(f"failed: {error}")
+    return 1
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+def _limit(size: Size) -> Limit:
+    return Limit(bytes=size.bytes, percent=size.percent)
+
+
+def _path(request: dict[str, Any]) -> bytes:
+    return os.fsencode(str(request.get("path", ""))).strip(b"/")
+
+
+def _shown(source: str) -> str:
+    """The source as the mount table shows it: ASCII, and no comma, which ends a mount option."""
+    return quote(os.fsencode(source), safe="/:@!$&'()*+;=~?#[]")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

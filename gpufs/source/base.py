@@ -1,0 +1,127 @@
+"""What a source is: the protocol every kind of remote dataset implements, and its values.
+
+A source is synchronous and thread-safe: it is called from worker threads, many at once. Paths are
+bytes relative to the mounted root, components joined by `/`, never starting or ending with one;
+`b""` is the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+
+class Kind(IntEnum):
+    FILE = 1
+    DIRECTORY = 2
+    SYMLINK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a directory, as a listing gives it.
+
+    `version` tells two contents of the same path apart, together with `size` (S3: the ETag without
+    quotes; file systems: fileid, mtime and ctime); it is empty for directories. `mode` holds
+    permission bits only. `mode`, `uid` and `gid` are None where the source has no such thing.
+    `target` is the text of a symbolic link. `mtime_ns` is 0 where the source does not know.
+    """
+
+    name: bytes
+    kind: Kind
+    size: int = 0
+    mtime_ns: int = 0
+    version: str = ""
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    target: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Something of the source that no path can name, left out of the tree.
+
+    `name` is its place in the directory it was found in, as the source spells it (for S3 the rest
+    of the key up to and including the next `/`), `reason` a few words for people, `count` how many
+    objects are known to be behind it (1 when unknown).
+    """
+
+    name: bytes
+    reason: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of one directory's listing. `last` is true on the directory's final page."""
+
+    directory: bytes
+    entries: list[Entry]
+    hidden: list[Hidden]
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRef:
+    """One immutable version of one object."""
+
+    path: bytes
+    version: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a source can promise. `flat_listing`: walk() costs about one request per 1,000 names, not
+    one per directory. `pins_versions`: a read of a replaced version fails and never gives other bytes."""
+
+    flat_listing: bool
+    pins_versions: bool
+
+
+# Source.list hides the builtin inside the class.
+Batch = list[Page]
+
+
+class Source(Protocol):
+    @property
+    def id(self) -> str:
+        """Identity of the dataset: equal for two mounts of the same data, free of secrets."""
+
+    @property
+    def abilities(self) -> Abilities: ...
+
+    def check(self) -> None:
+        """Prove that the dataset exists and can be listed; for `gpufs mount` to fail early.
+
+        Raises NotFound, AccessDenied, RemoteFailed or DeadlineExceeded with a message for people.
+        """
+
+    def list(self, directory: bytes) -> Iterator[Page]:
+        """The direct children of `directory`, in pages; at least one page, exactly one `last`.
+
+        Raises NotFound when there is no such directory, NotADirectory when it is a file.
+        """
+
+    def walk(self) -> Iterator[Batch]:
+        """The whole tree, in batches of pages, a batch being what one request brought.
+
+        A directory stands in a page of its parent before its own first page; pages of several
+        directories may interleave; every directory gets exactly one `last` page.
+        """
+
+    def stat(self, path: bytes) -> Entry:
+        """The entry at `path` as it is now. Raises NotFound."""
+
+    def read(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
+        """Exactly `length` bytes of that version from `offset` (0 <= offset, offset+length <= size).
+
+        Checked against the source's checksum where the whole object is read and there is one.
+        Raises VersionGone when the version is no longer there, ObjectArchived, AccessDenied,
+        RemoteFailed, DeadlineExceeded. Never returns fewer, more or other bytes.
+        """
+
+    def close(self) -> None: ...
