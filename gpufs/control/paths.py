@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import xxhash
@@ -33,7 +33,7 @@ class Mount:
 def parse_mountinfo(text: bytes) -> list[Mount]:
     """All mounts in the order of the kernel; of those stacked on one directory only the topmost."""
     mounts: dict[str, Mount] = {}
-    for line in text.splitlines():
+    for line in text.split(b"\n")[:-1]:  # not splitlines(): a name may hold a carriage return
         fields = line.split(b" ")
         # proc_pid_mountinfo(5): optional fields end with "-", then type, source, super options.
         dash = fields.index(b"-", 6)
@@ -65,8 +65,7 @@ def gpufs_mounts(mounts: Iterable[Mount]) -> list[Mount]:
 def locate(path: str, mounts: Iterable[Mount]) -> tuple[str, Mount | None]:
     """`path` made absolute with its symbolic links followed, and the gpufs mount that holds it.
 
-    Links are followed up to the first gpufs mount point on the way and not beyond. A relative path
-    starts at the directory the shell believes to be in, because asking the kernel would stat it.
+    Links inside a gpufs mount are not followed, because reading them would ask its daemon.
     """
     by_point = {m.mountpoint: m for m in gpufs_mounts(mounts)}
     todo = [p for p in _absolute(path).split("/") if p not in ("", ".")][::-1]
@@ -77,9 +76,8 @@ def locate(path: str, mounts: Iterable[Mount]) -> tuple[str, Mount | None]:
             here = os.path.dirname(here)
             continue
         here = os.path.join(here, part)
-        if here in by_point:
-            rest = os.path.normpath("/".join(["", *todo[::-1]])).lstrip("/")
-            return os.path.join(here, rest) if rest else here, by_point[here]
+        if _holding(here, by_point):
+            continue
         try:
             target = os.readlink(here)
         except OSError:
@@ -89,7 +87,14 @@ def locate(path: str, mounts: Iterable[Mount]) -> tuple[str, Mount | None]:
             raise UsageError(f"too many levels of symbolic links: {path}")
         here = "/" if target.startswith("/") else os.path.dirname(here)
         todo += [p for p in target.split("/") if p not in ("", ".")][::-1]
-    return here, None
+    return here, _holding(here, by_point)
+
+
+def _holding(path: str, by_point: Mapping[str, Mount]) -> Mount | None:
+    """The innermost of these mounts that `path` is on."""
+    while path not in by_point and path != "/":
+        path = os.path.dirname(path)
+    return by_point.get(path)
 
 
 def _absolute(path: str) -> str:

@@ -30,7 +30,7 @@ async def serve(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `handlers` (by op) for our mount on `mountpoint` until cancelled; started once clients can connect.
+    """Serve `handlers` (by op) for our mount on `mountpoint`; started once clients can connect.
 
     A handler gets the whole request; a GpufsError it raises becomes the reply, with its class's name
     as `kind`. Only root and the daemon's own user are answered. The socket's directory is made if
@@ -46,7 +46,7 @@ async def serve(
             try:
                 reply = await _reply_to(stream, scope, handlers)
                 scope.deadline = trio.current_time() + _PATIENCE_S
-                await stream.send_all(json.dumps(reply).encode() + b"\n")
+                await stream.send_all(reply + b"\n")
             except trio.BrokenResourceError:
                 _log.debug("a control client left before its reply")
 
@@ -59,7 +59,7 @@ async def serve(
 
 async def _reply_to(
     stream: trio.SocketStream, scope: trio.CancelScope, handlers: Mapping[str, Handler]
-) -> dict[str, Any]:
+) -> bytes:
     try:
         uid = _peer_uid(stream.socket)
         if uid not in (0, os.geteuid()):
@@ -69,14 +69,18 @@ async def _reply_to(
         if handler is None:
             raise UsageError(f"unknown request {request['op']!r}; known are {', '.join(sorted(handlers))}")
         scope.deadline = math.inf  # the work may be long; it is the client's to give up
-        return {"ok": True, "result": await handler(request)}
+        return json.dumps({"ok": True, "result": await handler(request)}).encode()
     except GpufsError as error:
-        return {"ok": False, "error": str(error), "kind": type(error).__name__}
+        return _refusal(str(error), type(error))
     except trio.BrokenResourceError:
         raise
     except Exception as error:
         _log.exception("a control request failed")
-        return {"ok": False, "error": f"internal error: {error!r} (see the log)", "kind": "GpufsError"}
+        return _refusal(f"internal error: {error!r} (see the log)", GpufsError)
+
+
+def _refusal(text: str, kind: type[GpufsError]) -> bytes:
+    return json.dumps({"ok": False, "error": text, "kind": kind.__name__}).encode()
 
 
 async def _read_line(stream: trio.SocketStream) -> bytes:
