@@ -1,0 +1,90 @@
+"""The retry policy of remote requests: what is repeated, how long to wait, and when to give up."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from gpufs.errors import DeadlineExceeded, GpufsError, NotFound, RemoteFailed, VersionGone
+from gpufs.metrics import Metrics
+
+T = TypeVar("T")
+
+DEADLINE = 60.0  # seconds a request may take, repeats included
+_BASE, _CAP = 0.05, 5.0  # seconds; the n-th wait is random in [0, min(cap, base * 2**n)] ("full jitter",
+# https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/)
+_LEAST = 0.3  # seconds; with less than that left another attempt is not worth starting
+_MAX_REPAIRS = 2  # a repair that does not help twice will not help
+
+
+class Transient(Exception):
+    """A failure worth repeating. `timed_out` tells silence from refusal."""
+
+    def __init__(self, reason: str, *, timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.timed_out = timed_out
+
+
+class Retry:
+    """Runs attempts until one succeeds, one fails for good, or the deadline is near. Thread-safe."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        deadline: float = DEADLINE,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._metrics = metrics
+        self._deadline = deadline
+        self._clock = clock
+        self._sleep = sleep
+        self._jitter = jitter
+
+    def run(
+        self,
+        what: str,
+        attempt: Callable[[float], T],
+        *,
+        repair: Callable[[GpufsError], bool] | None = None,
+        deadline: float | None = None,
+    ) -> T:
+        """The result of `attempt(seconds left)`, which must not take longer than the seconds it is given.
+
+        An attempt raises Transient to be repeated after a wait; any GpufsError is final, unless
+        `repair` returns True for it (say, after renewing credentials): then the attempt is repeated
+        at once. Raises DeadlineExceeded when the last failure before the deadline was a timeout,
+        RemoteFailed when it was anything else; both name `what` and the last failure.
+        """
+        start = self._clock()
+        budget = self._deadline if deadline is None else deadline
+        left = budget
+        tries = repairs = 0
+        while True:
+            tries += 1
+            self._metrics.remote_requests.add()
+            if tries > 1:
+                self._metrics.retries.add()
+            try:
+                return attempt(left)
+            except Transient as failure:
+                self._metrics.remote_errors.add()
+                wait = self._jitter() * min(_CAP, _BASE * 2.0 ** min(tries - 1, 16))
+                spent = self._clock() - start
+                if spent + wait + _LEAST > budget:
+                    kind = DeadlineExceeded if failure.timed_out else RemoteFailed
+                    times = "1 try" if tries == 1 else f"{tries} tries"
+                    raise kind(f"{what}: {failure} (gave up after {times} in {spent:.1f} s)") from failure
+                self._sleep(wait)
+                left = budget - (self._clock() - start)
+            except GpufsError as error:
+                if not isinstance(error, (NotFound, VersionGone)):  # those two are answers
+                    self._metrics.remote_errors.add()
+                left = budget - (self._clock() - start)
+                if repairs == _MAX_REPAIRS or left < _LEAST or repair is None or not repair(error):
+                    raise
+                repairs += 1
