@@ -56,7 +56,11 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of one directory's listing. `last` is true on the directory's final page."""
+    """A part of one directory's listing. `last` is true on the directory's final page.
+
+    A flat store can have a file and a directory of one name (keys `out` and `out/x`): then both are
+    entries, perhaps of different pages, and the index decides. Otherwise a name comes once.
+    """
 
     directory: bytes
     entries: list[Entry]

@@ -11,7 +11,8 @@ import pytest
 from tests.conformance.labs import FileLab, Lab, S3Lab
 from tests.servers import S3Endpoint
 
-S3_LABS = ["s3-weed", "s3-moto", "s3-moto-prefix"]
+FLAT_LABS = ["s3-moto", "s3-moto-prefix"]
+S3_LABS = ["s3-weed", *FLAT_LABS]
 
 
 @pytest.fixture
@@ -40,6 +41,14 @@ def lab(request: pytest.FixtureRequest, make_lab: Callable[[str], Lab]) -> Itera
 
 @pytest.fixture(params=S3_LABS)
 def s3_lab(request: pytest.FixtureRequest, make_lab: Callable[[str], Lab]) -> Iterator[S3Lab]:
+    with closing(make_lab(request.param)) as made:
+        assert isinstance(made, S3Lab)
+        yield made
+
+
+@pytest.fixture(params=FLAT_LABS)
+def flat_lab(request: pytest.FixtureRequest, make_lab: Callable[[str], Lab]) -> Iterator[S3Lab]:
+    """Stores that keep any key, also those that no tree can have."""
     with closing(make_lab(request.param)) as made:
         assert isinstance(made, S3Lab)
         yield made
