@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from gpufs import __version__
 from gpufs.cli import install, mount, on_path, status, umount
+from gpufs.cli.output import say
 from gpufs.errors import GpufsError, UsageError
 
 _EPILOG = """\
@@ -27,10 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run(args))
     except UsageError as error:
-        mount.say(str(error))
+        say(str(error))
         return 2
     except GpufsError as error:
-        mount.say(str(error))
+        say(str(error))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from gpufs import __version__
-from gpufs.cli.mount import mount, say
+from gpufs.cli.mount import mount
+from gpufs.cli.output import say
 from gpufs.errors import GpufsError, UsageError
 from gpufs.options import Settings, parse_options, split_options
 

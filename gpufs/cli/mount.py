@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import IO, cast
 
 from gpufs.cli import mounts
+from gpufs.cli.output import say
 from gpufs.control import paths
 from gpufs.errors import MountFailed, UsageError
 from gpufs.options import MountConfig, Settings, describe, parse_options, read_config, split_options
@@ -67,10 +68,6 @@ def mount(
     config = MountConfig(absolute_source(source), _free_directory(mountpoint), options)
     _check_fuse(options.allow_other)
     return _serve_here(config) if foreground else _start_daemon(config)
-
-
-def say(text: str) -> None:
-    print(f"gpufs: {text}", file=sys.stderr, flush=True)
 
 
 def absolute_source(source: str) -> str:

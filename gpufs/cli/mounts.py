@@ -1,4 +1,4 @@
-"""What the commands do to a mount from outside: is it alive, who uses it, detach it."""
+"""What the commands do to a mount from outside: find it, tell if it is alive and who uses it, detach it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from gpufs.control import client
+from gpufs.control import client, paths
 from gpufs.control.paths import Mount
 from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
 
@@ -17,6 +17,16 @@ _PROBE = "import os, sys\ntry: os.statvfs(sys.argv[1])\nexcept OSError as e: sys
 _PROBE_PATIENCE_S = 5.0
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # <sys/mount.h>
+
+
+def named_mount(mountpoint: str) -> Mount:
+    """The gpufs mount on exactly this directory; MountFailed when there is none."""
+    where, mount = paths.locate(mountpoint, paths.all_mounts())
+    if mount is None:
+        raise MountFailed(f"{mountpoint} is not a gpufs mount (gpufs status lists them)")
+    if where != mount.mountpoint:
+        raise MountFailed(f"{mountpoint} is inside the gpufs mount on {mount.mountpoint}; name that")
+    return mount
 
 
 def is_dead(mount: Mount) -> bool:
@@ -90,7 +100,7 @@ def holders(mountpoint: str) -> list[str]:
     """
     found = []
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
-        if pid != os.getpid() and any(_is_below(path, mountpoint) for path in _paths_of(pid)):
+        if pid != os.getpid() and any(_is_below(path, mountpoint) for path in _open_paths(pid)):
             found.append(f"{_name_of(pid)} (pid {pid})")
     return found
 
@@ -99,18 +109,18 @@ def _is_below(path: str, mountpoint: str) -> bool:
     return path == mountpoint or path.startswith(mountpoint.rstrip("/") + "/")
 
 
-def _paths_of(pid: int) -> list[str]:
+def _open_paths(pid: int) -> list[str]:
     """Everything the process has open; short when it ends meanwhile or is not ours to look at."""
-    paths = []
+    found = []
     links = [f"/proc/{pid}/cwd", f"/proc/{pid}/root", f"/proc/{pid}/exe"]
     with suppress(OSError):
         links += [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
     for link in links:
         with suppress(OSError):
-            paths.append(os.readlink(link))
+            found.append(os.readlink(link))
     with suppress(OSError), open(f"/proc/{pid}/maps", errors="surrogateescape") as maps:
-        paths += [words[5].rstrip("\n") for line in maps if len(words := line.split(None, 5)) > 5]
-    return paths
+        found += [words[5].rstrip("\n") for line in maps if len(words := line.split(None, 5)) > 5]
+    return found
 
 
 def _name_of(pid: int) -> str:

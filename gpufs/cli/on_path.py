@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from gpufs.cli.output import printable
 from gpufs.control import client, paths
 
 _PATIENCE_S = 3600.0  # a large tree takes its time; Ctrl-C gives up earlier
@@ -39,5 +40,5 @@ def run(args: argparse.Namespace) -> int:
     mount, inner = paths.mount_of(args.path)
     result = client.call(mount, args.op, timeout=_PATIENCE_S, path=inner)
     done = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in result.items())
-    print(f"{args.op} {args.path}: {done or 'done'}")
+    print(f"{args.op} {printable(args.path)}: {done or 'done'}")
     return 0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import Any
 
-from gpufs.cli.mount import say
-from gpufs.cli.umount import named_mount
+from gpufs.cli.mounts import named_mount
+from gpufs.cli.output import printable, say
 from gpufs.control import client, paths
 from gpufs.errors import GpufsError
 
@@ -109,9 +108,3 @@ def _span(seconds: float) -> str:
     days, hours = divmod(hours, 24)
     words = [f"{n} {unit}" for n, unit in ((days, "d"), (hours, "h"), (minutes, "min")) if n]
     return " ".join(words) or f"{rest} s"
-
-
-def printable(text: str) -> str:
-    """`text` with the bytes that are not UTF-8, and control characters, made visible."""
-    clean = os.fsencode(text).decode(errors="backslashreplace")
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in clean)

@@ -27,7 +27,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    mount = named_mount(args.mountpoint)
+    mount = mounts.named_mount(args.mountpoint)
     daemon = _daemon_handle(mount)
     if daemon is None:
         mounts.detach(mount, lazy=args.lazy or mounts.is_dead(mount))
@@ -42,16 +42,6 @@ def run(args: argparse.Namespace) -> int:
     finally:
         os.close(daemon)
     return 0
-
-
-def named_mount(mountpoint: str) -> paths.Mount:
-    """The gpufs mount on exactly this directory; MountFailed when there is none."""
-    where, mount = paths.locate(mountpoint, paths.all_mounts())
-    if mount is None:
-        raise MountFailed(f"{mountpoint} is not a gpufs mount (gpufs status lists them)")
-    if where != mount.mountpoint:
-        raise MountFailed(f"{mountpoint} is inside the gpufs mount on {mount.mountpoint}; name that")
-    return mount
 
 
 def _daemon_handle(mount: paths.Mount) -> int | None:

@@ -28,6 +28,7 @@ class Mount:
     fstype: str
     source: str
     owner: int
+    device: str = ""
 
 
 def parse_mountinfo(text: bytes) -> list[Mount]:
@@ -41,10 +42,11 @@ def parse_mountinfo(text: bytes) -> list[Mount]:
         mountpoint = _unescape(fields[4])
         mounts.pop(mountpoint, None)
         mounts[mountpoint] = Mount(
-            mountpoint,
-            _unescape(fields[dash + 1]),
-            _unescape(fields[dash + 2]),
-            int(owner[1]) if owner else 0,
+            mountpoint=mountpoint,
+            fstype=_unescape(fields[dash + 1]),
+            source=_unescape(fields[dash + 2]),
+            owner=int(owner[1]) if owner else 0,
+            device=fields[2].decode(),
         )
     return list(mounts.values())
 
@@ -56,6 +58,11 @@ def _unescape(field: bytes) -> str:
 def all_mounts() -> list[Mount]:
     with open(_MOUNTINFO, "rb") as file:
         return parse_mountinfo(file.read())
+
+
+def device_of(mountpoint: str) -> str | None:
+    """The device number of the mount on `mountpoint` as the kernel writes it, "0:53"."""
+    return next((m.device for m in all_mounts() if m.mountpoint == mountpoint), None)
 
 
 def gpufs_mounts(mounts: Iterable[Mount]) -> list[Mount]:

@@ -27,9 +27,9 @@ def test_mountinfo_is_read_with_its_escapes() -> None:
     mounts = parse_mountinfo(MOUNTINFO)
     assert [m.mountpoint for m in mounts][:2] == ["/", "/proc"]
     assert paths.gpufs_mounts(mounts) == [
-        Mount("/mnt/a b\tc\\d", "fuse.gpufs", "s3://b/p q", 1000),
-        Mount("/data", "fuse.gpufs", "s3://data", 0),
-        Mount(os.fsdecode(b"/mnt/\xff\xc3\xa9"), "fuse.gpufs", "file:///x", 0),
+        Mount("/mnt/a b\tc\\d", "fuse.gpufs", "s3://b/p q", 1000, "0:51"),
+        Mount("/data", "fuse.gpufs", "s3://data", 0, "0:52"),
+        Mount(os.fsdecode(b"/mnt/\xff\xc3\xa9"), "fuse.gpufs", "file:///x", 0, "0:53"),
     ]
 
 
@@ -43,7 +43,13 @@ def test_any_name_of_a_mount_point_is_read_back(name: bytes) -> None:
     # What the kernel escapes: fs/proc_namespace.c, mangle().
     escaped = b"".join(b"\\%03o" % c if bytes([c]) in b" \t\n\\#" else bytes([c]) for c in name)
     line = b"42 22 0:52 / /" + escaped + b" ro - fuse.gpufs s3://data ro,user_id=7\n"
-    assert parse_mountinfo(line) == [Mount("/" + os.fsdecode(name), "fuse.gpufs", "s3://data", 7)]
+    assert parse_mountinfo(line) == [Mount("/" + os.fsdecode(name), "fuse.gpufs", "s3://data", 7, "0:52")]
+
+
+def test_the_device_of_a_mount_is_the_one_the_kernel_gives() -> None:
+    device = os.stat("/proc").st_dev
+    assert paths.device_of("/proc") == f"{os.major(device)}:{os.minor(device)}"
+    assert paths.device_of("/proc/none") is None
 
 
 def test_this_host_is_read() -> None:

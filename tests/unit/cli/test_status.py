@@ -1,0 +1,121 @@
+"""`gpufs status`: for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpufs.cli import main
+from gpufs.cli.status import render
+from gpufs.control import client, paths
+from gpufs.control.paths import Mount
+
+STATUS: dict[str, Any] = {
+    "source": "s3://b",
+    "mountpoint": "/data",
+    "uptime_s": 93_784.5,
+    "fast_path": False,
+    "passthrough": False,
+    "files": 1_281_167,
+    "directories": 1000,
+    "bytes": 150 << 30,
+    "opens": 1000,
+    "hits": 875,
+    "misses": 125,
+    "remote_requests": 1234,
+    "remote_bytes": 3 << 29,
+    "remote_errors": 2,
+    "retries": 1,
+    "cache_bytes": 1 << 29,
+    "cache_objects": 77,
+    "cache_limit": 800 << 30,
+    "evictions": 3,
+    "stale_served": 0,
+    "hidden_keys": 0,
+    "pids": [1],
+}
+
+
+def test_people_see_sizes_and_the_hit_ratio() -> None:
+    lines = render(STATUS).splitlines()
+    assert lines[0] == "/data  s3://b"
+    assert [line.split(None, 1) for line in lines[1:6]] == [
+        ["up", "1 d 2 h 3 min, fast path off"],
+        ["tree", "1,281,167 files in 1,000 directories, 150.00 GiB"],
+        ["opens", "1,000: 875 hits, 125 misses (87.5% hits)"],
+        ["remote", "1,234 requests, 1.50 GiB; 2 errors, 1 retries"],
+        ["cache", "0.50 GiB of 800.00 GiB in 77 objects; 3 evictions"],
+    ]
+    assert lines[6].split()[0] == "log" and lines[6].endswith(".log")
+
+
+def test_hidden_keys_are_counted_and_named() -> None:
+    """Cases 3 and 4."""
+    hidden = [{"key": f"exp{n}//a\n\udcff", "reason": "empty name"} for n in range(7)]
+    text = render(STATUS | {"hidden_keys": 12, "hidden": hidden})
+    assert "12 keys that no path can name: 'exp0//a" in text
+    assert text.count("//a") == 5 and text.count("...") == 1
+    assert len(text.splitlines()) == 8
+    text.encode()
+
+
+def test_stale_listings_are_told_when_there_are_any() -> None:
+    assert "stale" not in render(STATUS)
+    assert "5 listings used past their time" in render(STATUS | {"stale_served": 5})
+
+
+def test_a_fresh_mount_has_no_ratio() -> None:
+    assert "0: 0 hits, 0 misses\n" in render(STATUS | {"opens": 0, "hits": 0, "misses": 0})
+
+
+@pytest.fixture
+def two_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/data answers, /dead does not."""
+    mounts = [
+        Mount("/", "ext4", "/dev/root", 0),
+        Mount("/data", "fuse.gpufs", "s3://b", 0),
+        Mount("/dead", "fuse.gpufs", "s3://c", 0),
+    ]
+
+    def call(mount: Mount, op: str, **more: object) -> dict[str, Any]:
+        if mount.mountpoint != "/data":
+            raise client.NobodyListens(f"no gpufs daemon answers for {mount.mountpoint}")
+        return STATUS
+
+    monkeypatch.setattr(paths, "all_mounts", lambda: mounts)
+    monkeypatch.setattr(client, "call", call)
+
+
+@pytest.mark.usefixtures("two_mounts")
+def test_a_program_gets_what_the_daemon_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "/data", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == STATUS
+
+
+@pytest.mark.usefixtures("two_mounts")
+def test_all_mounts_are_shown_though_one_is_dead(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--json"]) == 1
+    shown = capsys.readouterr()
+    alive, dead = json.loads(shown.out)
+    assert alive == STATUS
+    assert (dead["mountpoint"], dead["source"]) == ("/dead", "s3://c")
+    assert shown.err == "gpufs: no gpufs daemon answers for /dead\n"
+    assert main(["status"]) == 1
+    assert "/dead  s3://c\n  no answer from its daemon" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("two_mounts")
+def test_a_dead_mount_that_was_named_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "/dead"]) == 1
+    assert capsys.readouterr().err == "gpufs: no gpufs daemon answers for /dead\n"
+
+
+def test_without_mounts_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(paths, "all_mounts", lambda: [])
+    assert main(["status"]) == 0
+    assert main(["status", "--json"]) == 0
+    assert capsys.readouterr().out == "no gpufs mounts\n[]\n"
