@@ -1,0 +1,383 @@
+"""The catalogue of what the cache holds (LMDB), with the changes that are not in it yet.
+
+Tables: `entries` digest -> size, checksum, last access, kind, source; `by_access` last access + digest, for
+eviction; `about` the schema, the totals, and one row per open catalogue. A change is made in memory and seen
+at once; flush() writes a batch of them in one transaction. Several processes may share the environment: the
+totals are kept right by the transactions, and each catalogue adds to them what only it knows.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+import lmdb
+
+from gpufs.cache.failures import Failures
+
+_SCHEMA = b"1"
+_ROW = struct.Struct("<QQQB")
+_TOTALS = struct.Struct("<qq")
+_ACCESS = struct.Struct(">Q")
+_SEQUENCE = struct.Struct("<Q")
+_USER = b"user:"
+_BLOCK = 4096
+# Address space only; about 100 million entries.
+_MAP_SIZE = 32 * 2**30
+# Errors that say the file is bad, not that the disk is full or the machine short of something.
+_DAMAGE = (
+    lmdb.InvalidError,
+    lmdb.CorruptedError,
+    lmdb.VersionMismatchError,
+    lmdb.IncompatibleError,
+    lmdb.PageNotFoundError,
+)
+
+
+class Kind(IntEnum):
+    """What an entry of the catalogue is."""
+
+    OBJECT = 0
+    PARTIAL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object, or the chunks held of one. `size` is in bytes held, `accessed` in ns since the epoch."""
+
+    size: int
+    checksum: int
+    accessed: int
+    kind: Kind
+    source: str
+
+    @property
+    def charge(self) -> int:
+        """Bytes counted against the limits: whole blocks, as the disk gives them."""
+        return charge_of(self.size)
+
+    def pack(self) -> bytes:
+        return _ROW.pack(self.size, self.checksum, self.accessed, self.kind) + self.source.encode()
+
+    @classmethod
+    def unpack(cls, row: bytes) -> Entry:
+        size, checksum, accessed, kind = _ROW.unpack_from(row)
+        return cls(size, checksum, accessed, Kind(kind), row[_ROW.size :].decode())
+
+
+def charge_of(size: int) -> int:
+    return -(-size // _BLOCK) * _BLOCK
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Changes not in LMDB yet: None for a removal; and what they do to the totals as far as we know."""
+
+    changes: dict[bytes, Entry | None]
+    size: int = 0
+    objects: int = 0
+
+
+class Catalogue:
+    """Any thread. No method raises because LMDB failed: that is reported and the changes stay in memory."""
+
+    def __init__(self, directory: Path, failures: Failures, *, first: bool) -> None:
+        """Open it; `first` (nobody else has it open) allows to start anew when it is damaged."""
+        self._failures = failures
+        self._user = _USER + os.urandom(8)
+        self._lock = threading.Lock()
+        self._flushing_lock = threading.Lock()
+        self._pending = _Batch({})
+        self._flushing = _Batch({})
+        self._sequence = 0
+        self._touched: dict[bytes, int] = {}
+        self._known_totals = (0, 0)
+        # The rows are missing, and must be rebuilt from the files.
+        self.lost = False
+        # Another user ended without close(): its last second is missing.
+        self.unclean = False
+        self._env: lmdb.Environment | None = None
+        try:
+            self._env = self._open_or_reset(directory, first)
+            self._enter(first)
+        except (lmdb.Error, OSError) as error:
+            failures.report("opening the catalogue", error)
+            if self._env is not None:
+                self._env.close()
+                self._env = None
+            self.lost = True
+
+    def _open_or_reset(self, directory: Path, first: bool) -> lmdb.Environment:
+        try:
+            env, self.lost = _open(directory)
+        except _DAMAGE as error:
+            if not first:
+                raise
+            self._failures.report("opening the catalogue", error)
+            shutil.rmtree(directory)
+            env, self.lost = _open(directory)
+        return env
+
+    def _enter(self, first: bool) -> None:
+        assert self._env is not None
+        self._entries = self._env.open_db(b"entries")
+        self._by_access = self._env.open_db(b"by_access")
+        self._about = self._env.open_db(b"about")
+        self._env.reader_check()
+        with self._env.begin(write=True) as txn:
+            if first:
+                left = [key for key, _ in _rows(txn, self._about, _USER) if key.startswith(_USER)]
+                self.unclean = bool(left)
+                for key in left:
+                    txn.delete(key, db=self._about)
+            txn.put(self._user, _SEQUENCE.pack(0), db=self._about)
+
+    # Reading
+
+    def get(self, digest: bytes) -> Entry | None:
+        with self._lock:
+            return self._get(digest)
+
+    def _get(self, digest: bytes) -> Entry | None:
+        for batch in (self._pending, self._flushing):
+            if digest in batch.changes:
+                return batch.changes[digest]
+        if self._env is None:
+            return None
+        try:
+            with self._env.begin() as txn:
+                row = txn.get(digest, db=self._entries)
+        except lmdb.Error as error:
+            self._failures.report("reading the catalogue", error)
+            return None
+        return None if row is None else Entry.unpack(row)
+
+    def totals(self) -> tuple[int, int]:
+        """Bytes charged and whole objects, with every change known here."""
+        with self._lock:
+            size, objects = self._pending.size, self._pending.objects
+            written = False
+            if self._env is not None:
+                try:
+                    with self._env.begin() as txn:
+                        self._known_totals = _TOTALS.unpack(txn.get(b"totals", bytes(16), db=self._about))
+                        # A flush may have been committed and not yet noted in memory.
+                        written = txn.get(self._user, db=self._about) == _SEQUENCE.pack(self._sequence)
+                except lmdb.Error as error:
+                    self._failures.report("reading the catalogue", error)
+            if not written:
+                size, objects = size + self._flushing.size, objects + self._flushing.objects
+            return max(self._known_totals[0] + size, 0), max(self._known_totals[1] + objects, 0)
+
+    @property
+    def unflushed(self) -> int:
+        """Bytes kept that other processes cannot know of yet."""
+        return self._pending.size + self._flushing.size
+
+    def oldest(self) -> Iterator[tuple[bytes, Entry]]:
+        """Every entry, least recently used first. Not to be kept open for long."""
+        with self._lock:
+            recent = self._flushing.changes | self._pending.changes
+        touched = dict(self._touched)
+        if self._env is not None:
+            try:
+                with self._env.begin() as txn:
+                    for key, _ in _rows(txn, self._by_access):
+                        digest = key[_ACCESS.size :]
+                        if digest in recent or digest in touched:
+                            continue
+                        row = txn.get(digest, db=self._entries)
+                        if row is not None:
+                            yield digest, Entry.unpack(row)
+            except lmdb.Error as error:
+                self._failures.report("reading the catalogue", error)
+        newest: list[tuple[int, bytes, Entry]] = []
+        for digest in recent.keys() | touched.keys():
+            entry = recent[digest] if digest in recent else self.get(digest)
+            if entry is not None:
+                newest.append((max(entry.accessed, touched.get(digest, 0)), digest, entry))
+        newest.sort(key=lambda item: item[:2])
+        yield from ((digest, entry) for _, digest, entry in newest)
+
+    def digests(self) -> Iterator[bytes]:
+        """Every digest with an entry; changes meanwhile may or may not be seen."""
+        with self._lock:
+            recent = self._flushing.changes | self._pending.changes
+        yield from (digest for digest, entry in recent.items() if entry is not None)
+        start = b""
+        while self._env is not None:
+            # In slices: a long read transaction would keep LMDB from reusing its pages.
+            some: list[bytes] = []
+            try:
+                with self._env.begin() as txn:
+                    for key, _ in _rows(txn, self._entries, start):
+                        some.append(key)
+                        if len(some) == 1000:
+                            break
+            except lmdb.Error as error:
+                self._failures.report("reading the catalogue", error)
+                return
+            yield from (digest for digest in some if digest not in recent)
+            if len(some) < 1000:
+                return
+            start = some[-1] + b"\0"
+
+    # Changing
+
+    def touch(self, digest: bytes) -> None:
+        """Note an access. Hot path: no lock, nothing but a dict."""
+        self._touched[digest] = time.time_ns()
+
+    def put(self, digest: bytes, entry: Entry) -> None:
+        with self._lock:
+            old = self._get(digest)
+            self._change(digest, old, entry)
+
+    def remove(self, digest: bytes, only: Entry) -> None:
+        """Forget `digest` if its entry still is `only`, and not one published meanwhile."""
+        with self._lock:
+            old = self._get(digest)
+            if old == only:
+                self._change(digest, old, None)
+
+    def _change(self, digest: bytes, old: Entry | None, new: Entry | None) -> None:
+        self._pending.changes[digest] = new
+        size, objects = _difference(old, new)
+        self._pending.size += size
+        self._pending.objects += objects
+
+    def flush(self) -> None:
+        """Write what is pending; on failure it stays pending."""
+        with self._flushing_lock:
+            self._flush(leaving=False)
+
+    def _flush(self, *, leaving: bool) -> None:
+        env = self._env
+        if env is None:
+            return
+        touched = self._take_touched()
+        with self._lock:
+            if not (self._pending.changes or touched or leaving):
+                return
+            self._flushing, self._pending = self._pending, _Batch({})
+            self._sequence += 1
+        try:
+            with env.begin(write=True) as txn:
+                self._write(txn, self._flushing.changes, touched)
+                if leaving:
+                    txn.delete(self._user, db=self._about)
+                else:
+                    txn.put(self._user, _SEQUENCE.pack(self._sequence), db=self._about)
+        except lmdb.Error as error:
+            self._failures.report("writing the catalogue", error)
+            with self._lock:
+                self._pending = _Batch(
+                    self._flushing.changes | self._pending.changes,
+                    self._flushing.size + self._pending.size,
+                    self._flushing.objects + self._pending.objects,
+                )
+                self._flushing = _Batch({})
+            for digest, accessed in touched.items():
+                self._touched.setdefault(digest, accessed)
+        else:
+            with self._lock:
+                self._flushing = _Batch({})
+
+    def _take_touched(self) -> dict[bytes, int]:
+        taken: dict[bytes, int] = {}
+        # Item by item: touch() goes on in other threads without a lock.
+        for _ in range(len(self._touched)):
+            digest, accessed = self._touched.popitem()
+            taken[digest] = accessed
+        return taken
+
+    def _write(
+        self, txn: lmdb.Transaction[bytes], changes: dict[bytes, Entry | None], touched: dict[bytes, int]
+    ) -> None:
+        total_size, total_objects = _TOTALS.unpack(txn.get(b"totals", bytes(16), db=self._about))
+        for digest in changes.keys() | touched.keys():
+            row = txn.get(digest, db=self._entries)
+            old = None if row is None else Entry.unpack(row)
+            new = changes.get(digest, old)
+            if (
+                old is not None
+                and new is not None
+                and old.kind is Kind.OBJECT
+                and new.accessed < old.accessed
+            ):
+                # Another process completed the partial object after this was noted.
+                new = old
+            if new is not None:
+                accessed = max(new.accessed, touched.get(digest, 0), old.accessed if old else 0)
+                new = Entry(new.size, new.checksum, accessed, new.kind, new.source)
+            if old is not None:
+                txn.delete(_ACCESS.pack(old.accessed) + digest, db=self._by_access)
+            if new is not None:
+                txn.put(digest, new.pack(), db=self._entries)
+                txn.put(_ACCESS.pack(new.accessed) + digest, b"", db=self._by_access)
+            elif old is not None:
+                txn.delete(digest, db=self._entries)
+            size, objects = _difference(old, new)
+            total_size, total_objects = total_size + size, total_objects + objects
+        txn.put(b"totals", _TOTALS.pack(total_size, total_objects), db=self._about)
+
+    def close(self) -> bool:
+        """Write what is pending and leave; False when something could not be written."""
+        with self._flushing_lock:
+            self._flush(leaving=True)
+            with self._lock:
+                env, self._env = self._env, None
+                if env is not None:
+                    env.close()
+                return env is not None and not self._pending.changes
+
+
+def _open(directory: Path) -> tuple[lmdb.Environment, bool]:
+    """The environment, and whether it is new. lmdb.Error when it is not a whole catalogue of ours."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    env = lmdb.open(
+        str(directory),
+        map_size=_MAP_SIZE,
+        max_dbs=3,
+        # Data is synced, the meta page is not: a power cut may lose the last batch, never the rest.
+        metasync=False,
+        mode=0o600,
+        max_readers=1024,
+        max_spare_txns=16,
+    )
+    try:
+        # A page beyond the end of a truncated file would be a SIGBUS.
+        end = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+        if env.info()["last_txnid"] and os.path.getsize(directory / "data.mdb") < end:
+            raise lmdb.CorruptedError("the catalogue is truncated")
+        about = env.open_db(b"about")
+        with env.begin(write=True) as txn:
+            schema = txn.get(b"schema", db=about)
+            if schema is None:
+                txn.put(b"schema", _SCHEMA, db=about)
+            elif schema != _SCHEMA:
+                raise lmdb.VersionMismatchError(f"the catalogue has schema {schema!r}")
+    except BaseException:
+        env.close()
+        raise
+    return env, schema is None
+
+
+def _rows(txn: lmdb.Transaction[bytes], db: object, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    with txn.cursor(db=db) as cursor:  # type: ignore[arg-type]
+        if cursor.set_range(start):
+            yield from cursor.iternext()
+
+
+def _difference(old: Entry | None, new: Entry | None) -> tuple[int, int]:
+    """What replacing `old` by `new` does to the totals."""
+    size = (new.charge if new else 0) - (old.charge if old else 0)
+    objects = (new is not None and new.kind is Kind.OBJECT) - (old is not None and old.kind is Kind.OBJECT)
+    return size, objects

@@ -1,0 +1,116 @@
+"""Making room and removing entries. Files are unlinked, never truncated: open ones keep their bytes."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from gpufs.cache.catalogue import Catalogue, Kind
+from gpufs.cache.failures import Failures
+from gpufs.cache.layout import Layout, unlink
+from gpufs.cache.lru import LeastRecentlyUsed
+from gpufs.cache.sharing import Sharing
+from gpufs.cache.space import Space
+from gpufs.metrics import Metrics
+
+
+class Eviction:
+    """Finds room for new bytes, and removes entries by policy or by name. Any thread; never raises."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        catalogue: Catalogue,
+        space: Space,
+        sharing: Sharing,
+        failures: Failures,
+        metrics: Metrics,
+    ) -> None:
+        self._layout = layout
+        self._catalogue = catalogue
+        self._space = space
+        self._sharing = sharing
+        self._failures = failures
+        self._metrics = metrics
+        self._policy = LeastRecentlyUsed()
+        self._lock = threading.Lock()
+        self._in_use: dict[bytes, int] = {}
+
+    def use(self, digest: bytes) -> None:
+        """Evict `digest` last, until unuse()."""
+        with self._lock:
+            self._in_use[digest] = self._in_use.get(digest, 0) + 1
+
+    def unuse(self, digest: bytes) -> None:
+        with self._lock:
+            self._in_use[digest] -= 1
+            if not self._in_use[digest]:
+                del self._in_use[digest]
+
+    def reserve(self, size: int) -> bool:
+        """Take room for `size` bytes, evicting if need be; False when they cannot be kept."""
+        if not self._space.possible(size):
+            return False
+        if self._catalogue.unflushed > self._space.unflushed_limit:
+            # Others who share the directory must know before we go on.
+            self._catalogue.flush()
+        try:
+            if self._space.reserve(size):
+                return True
+            self._make_room(size)
+            return self._space.reserve(size)
+        except OSError as error:
+            self._failures.report("making room", error)
+            return False
+
+    def release(self, size: int) -> None:
+        """Give reserved room back: the bytes are in the catalogue now, or nowhere."""
+        self._space.release(size)
+
+    def _make_room(self, size: int) -> None:
+        with self._sharing.gate():
+            # Whoever held the gate before may have made enough room for all of us.
+            wanted = self._space.to_free(size)
+            if wanted == 0:
+                return
+            # Chosen first, so that no read transaction is open while files are removed. One round only:
+            # when readers hold what was unlinked, evicting more and more would not help them.
+            for digest in self._policy.victims(self._catalogue.oldest(), wanted, self._in_use.__contains__):
+                if self._drop(digest):
+                    self._metrics.evictions.add()
+            # Before the gate opens, so that no other process chooses the same victims.
+            self._catalogue.flush()
+            self._space.forget_measure()
+
+    def remove(self, digest: bytes) -> int:
+        """Remove one entry now; the bytes it held."""
+        try:
+            with self._sharing.gate():
+                entry = self._catalogue.get(digest)
+                size = entry.size if entry is not None else os.stat(self._layout.object_path(digest)).st_size
+                freed = size if self._drop(digest) else 0
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            self._failures.report("evicting", error)
+            return 0
+        self._space.forget_measure()
+        return freed
+
+    def _drop(self, digest: bytes) -> bool:
+        """Unlink the files of an entry and forget it; False when none was there or one cannot be removed."""
+        layout = self._layout
+        entry = self._catalogue.get(digest)
+        partial = layout.partial_path(digest)
+        places = [[layout.object_path(digest)], [partial, partial + ".map"], [layout.unverified_path(digest)]]
+        if entry is not None and entry.kind is Kind.PARTIAL:
+            places[0], places[1] = places[1], places[0]
+        try:
+            # After a crash the entry may be in another place than the catalogue says.
+            found = any(any([unlink(path) for path in place]) for place in places)
+        except OSError as error:
+            self._failures.report("evicting", error)
+            return False
+        if entry is not None:
+            self._catalogue.remove(digest, entry)
+        return found

@@ -1,0 +1,81 @@
+"""What a partial object needs of the cache around it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from gpufs.cache.catalogue import Catalogue, Entry, Kind
+from gpufs.cache.checksum import NO_HASH
+from gpufs.cache.eviction import Eviction
+from gpufs.cache.failures import Failures
+from gpufs.cache.layout import Layout, unlink
+from gpufs.cache.sharing import Sharing
+
+
+class Keeper:
+    """Room, bookkeeping and completion for one partial object. Any thread; no method raises OSError."""
+
+    def __init__(
+        self,
+        digest: bytes,
+        layout: Layout,
+        catalogue: Catalogue,
+        eviction: Eviction,
+        sharing: Sharing,
+        failures: Failures,
+    ) -> None:
+        self._digest = digest
+        self._layout = layout
+        self._catalogue = catalogue
+        self._eviction = eviction
+        self._sharing = sharing
+        self._failures = failures
+
+    def opened(self) -> None:
+        """It is in use here from now on, until closed()."""
+        self._eviction.use(self._digest)
+        self._catalogue.touch(self._digest)
+
+    def closed(self) -> None:
+        self._eviction.unuse(self._digest)
+
+    def reserve(self, size: int) -> bool:
+        """Take room for `size` bytes; False when they cannot be kept."""
+        return self._eviction.reserve(size)
+
+    def release(self, size: int) -> None:
+        self._eviction.release(size)
+
+    def failed(self, error: Exception) -> None:
+        """Report a write that was bypassed."""
+        self._failures.report("writing a chunk", error)
+
+    def holds(self, size: int) -> None:
+        """`size` bytes of the object are kept now."""
+        self._catalogue.put(self._digest, Entry(size, NO_HASH, time.time_ns(), Kind.PARTIAL, ""))
+
+    def promote(self, fd: int, size: int, checksum: int) -> None:
+        """All chunks of the file open as `fd` are there: make it an object."""
+        path, target = self._layout.partial_path(self._digest), self._layout.object_path(self._digest)
+        try:
+            with self._sharing.gate():
+                # The name may be another file's by now: evicted, and begun again by another process.
+                if _names(path, fd):
+                    self._layout.move_to_objects(path, self._digest)
+                    unlink(path + ".map")
+                elif not _names(target, fd):
+                    return
+        except OSError as error:
+            self._failures.report("completing a partial object", error)
+            return
+        self._catalogue.put(self._digest, Entry(size, checksum, time.time_ns(), Kind.OBJECT, ""))
+
+
+def _names(path: str, fd: int) -> bool:
+    """Whether `path` is a name of the file that is open as `fd`."""
+    try:
+        named = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, os.fstat(fd))

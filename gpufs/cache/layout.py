@@ -1,0 +1,176 @@
+"""The files of a cache directory: where they are, and the plain operations on them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpufs.errors import CacheUnusable
+
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Layout:
+    """Paths and file operations of one cache directory. They raise OSError unless they say otherwise."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.objects = root / "objects"
+        self.unverified = root / "unverified"
+        self.partial = root / "partial"
+        self.tmp = root / "tmp"
+        self.index = root / "index"
+        self.catalogue = root / "catalogue"
+        self._objects = f"{self.objects}/"
+        # Not the process id: two containers may share the directory and have the same one.
+        self._temporary = f"{self.tmp}/{os.urandom(6).hex()}."
+        self._numbers = itertools.count()
+
+    def prepare(self) -> None:
+        """Create the directory if it is missing; CacheUnusable when it cannot be ours alone."""
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = self.root.stat()
+        except OSError as error:
+            raise CacheUnusable(f"cache directory {self.root}: {error.strerror}") from error
+        if found.st_uid != os.geteuid():
+            raise CacheUnusable(
+                f"cache directory {self.root} belongs to user {found.st_uid}, not to {os.geteuid()}: "
+                "choose another cache_dir or change its owner"
+            )
+        if found.st_mode & _WRITABLE_BY_OTHERS:
+            raise CacheUnusable(f"cache directory {self.root} is writable by others: chmod go-w it")
+
+    def make_subdirectories(self) -> None:
+        for directory in (self.objects, self.partial, self.tmp, self.index):
+            directory.mkdir(mode=0o700, exist_ok=True)
+
+    # Objects
+
+    def object_path(self, digest: bytes) -> str:
+        name = digest.hex()
+        return f"{self._objects}{name[:2]}/{name[2:4]}/{name}"
+
+    def unverified_path(self, digest: bytes) -> str:
+        name = digest.hex()
+        return f"{self.unverified}/{name[:2]}/{name[2:4]}/{name}"
+
+    def partial_path(self, digest: bytes) -> str:
+        return f"{self.partial}/{digest.hex()}"
+
+    def open_object(self, digest: bytes) -> int:
+        return os.open(self.object_path(digest), _READ)
+
+    def has_object(self, digest: bytes) -> bool:
+        return os.path.exists(self.object_path(digest))
+
+    def move_to_objects(self, source: str, digest: bytes) -> None:
+        """Publish `source` under its digest, in one atomic step."""
+        target = self.object_path(digest)
+        try:
+            os.rename(source, target)
+        except FileNotFoundError:
+            leaf = os.path.dirname(target)
+            # Not the root: when that vanished, a mount point may be bare, and is not ours to fill.
+            for directory in (str(self.objects), os.path.dirname(leaf), leaf):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(directory, 0o700)
+            os.rename(source, target)
+
+    # Temporary files
+
+    def create_temporary(self) -> tuple[int, str]:
+        """A new file in tmp/, open for reading and writing, and its path."""
+        path = f"{self._temporary}{next(self._numbers)}"
+        try:
+            return os.open(path, _CREATE, 0o600), path
+        except FileNotFoundError:
+            os.mkdir(self.tmp, 0o700)
+            return os.open(path, _CREATE, 0o600), path
+
+    def create_unlinked(self) -> int:
+        """A file on the cache's disk that has no name and is gone when closed."""
+        return os.open(self.tmp, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+
+    def clear_temporary(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.tmp):
+                unlink(f"{self.tmp}/{name}")
+
+
+def unlink(path: str) -> bool:
+    """Remove a name; False when there is none."""
+    try:
+        os.unlink(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def write_at(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of `data`."""
+    written = os.pwrite(fd, data, offset)
+    while written < len(data):
+        more = os.pwrite(fd, data[written:], offset + written)
+        written += more
+
+
+def walk_objects(top: Path) -> Iterator[tuple[bytes, str]]:
+    """Digest and path of every file of a tree objects/ab/cd/<digest>; what is not one is left out."""
+    for outer in _names(str(top)):
+        for inner in _names(f"{top}/{outer}"):
+            for name in _names(f"{top}/{outer}/{inner}"):
+                with contextlib.suppress(ValueError):
+                    yield bytes.fromhex(name), f"{top}/{outer}/{inner}/{name}"
+
+
+def move_tree(source: Path, target: Path) -> None:
+    """Rename objects/ to unverified/, or merge it into one that is left from an earlier time."""
+    try:
+        os.rename(source, target)
+        return
+    except FileNotFoundError:
+        return
+    except OSError:
+        if not target.is_dir():
+            raise
+    for digest, path in walk_objects(source):
+        name = digest.hex()
+        leaf = target / name[:2] / name[2:4]
+        leaf.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.rename(path, leaf / name)
+    shutil.rmtree(source)
+
+
+def remove_tree(top: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(top)
+
+
+def remove_empty_directories(top: Path) -> bool:
+    """Remove a tree of directories that holds no file; False when it does hold some."""
+    try:
+        for outer in _names(str(top)):
+            for inner in _names(f"{top}/{outer}"):
+                os.rmdir(f"{top}/{outer}/{inner}")
+            os.rmdir(f"{top}/{outer}")
+        os.rmdir(top)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,117 @@
+"""How much the cache may keep: the two limits, what is in flight, and whether some bytes still fit."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpufs.cache.catalogue import charge_of
+from gpufs.options import Size as Limit
+
+__all__ = ["Limit", "Space", "Usage"]
+
+_MIB = 2**20
+# Another process may keep as much as this before its catalogue rows are seen (see `unflushed_limit`).
+_MARGIN = 1024 * _MIB
+_UNFLUSHED = 256 * _MIB
+# Evicted at once, so that not every newcomer has to evict.
+_BATCH = 256 * _MIB
+_BATCH_FOR_DISK = 32 * _MIB
+# How long and for how many bytes one statvfs(2) is believed.
+_MEASURE_SECONDS = 1.0
+_MEASURE_BYTES = 4 * _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes on disk (whole blocks, partial objects included), whole objects, and the limit in bytes."""
+
+    bytes: int
+    objects: int
+    limit: int
+
+
+class Space:
+    """Both limits hold for every reservation made here. Any thread. statvfs failing raises OSError."""
+
+    def __init__(self, root: Path, cache_size: Limit, min_free: Limit, used: Callable[[], int]) -> None:
+        """`used` gives the bytes charged for all that is kept."""
+        disk = os.statvfs(root)
+        total = disk.f_blocks * disk.f_frsize
+        self.limit = _in_bytes(cache_size, total)
+        self._min_free = _in_bytes(min_free, total)
+        self._usable = self.limit - min(self.limit // 32, _MARGIN)
+        self._root = root
+        self._used = used
+        self._lock = threading.Lock()
+        self._in_flight = 0
+        self._budget = 0
+        self._measured = float("-inf")
+        self._spent = 0
+
+    @property
+    def unflushed_limit(self) -> int:
+        """More than this must not be kept without telling the catalogue."""
+        return min(self.limit // 100, _UNFLUSHED)
+
+    def possible(self, size: int) -> bool:
+        """Whether something of `size` bytes could be kept at all, all else evicted."""
+        return charge_of(size) <= self._usable
+
+    def reserve(self, size: int) -> bool:
+        """Take room for `size` bytes in flight, if there is; to be given back by release()."""
+        charge = charge_of(size)
+        with self._lock:
+            if self._used() + self._in_flight + charge > self._usable or self._disk_budget(charge) < charge:
+                return False
+            self._in_flight += charge
+            self._budget -= charge
+            self._spent += charge
+            return True
+
+    def release(self, size: int) -> None:
+        """The bytes are no longer in flight: they are in the catalogue, or nowhere."""
+        with self._lock:
+            self._in_flight -= charge_of(size)
+
+    def to_free(self, size: int) -> int:
+        """Bytes to evict so that `size` fit with something to spare; 0 when they fit already."""
+        charge = charge_of(size)
+        with self._lock:
+            for_limit = self._used() + self._in_flight + charge - self._usable
+            for_disk = charge - self._disk_budget(charge)
+        return max(
+            for_limit + min(self.limit // 32, _BATCH) if for_limit > 0 else 0,
+            for_disk + min(self.limit // 32, _BATCH_FOR_DISK) if for_disk > 0 else 0,
+        )
+
+    def disk_has(self, size: int) -> bool:
+        """Whether `size` bytes leave min_free untouched, the cache's own limit aside."""
+        with self._lock:
+            return self._disk_budget(size) >= size
+
+    def forget_measure(self) -> None:
+        """Space was freed: measure again at the next question."""
+        with self._lock:
+            self._measured = float("-inf")
+
+    def _disk_budget(self, wanted: int) -> int:
+        now = time.monotonic()
+        old = now - self._measured > _MEASURE_SECONDS or self._spent > _MEASURE_BYTES
+        if old or self._budget < wanted:
+            disk = os.statvfs(self._root)
+            # What is in flight may or may not be on the disk yet: counted as not.
+            self._budget = disk.f_bavail * disk.f_frsize - self._min_free - self._in_flight
+            self._measured = now
+            self._spent = 0
+        return self._budget
+
+
+def _in_bytes(limit: Limit, total: int) -> int:
+    if limit.percent is not None:
+        return int(total * limit.percent / 100)
+    return limit.bytes or 0

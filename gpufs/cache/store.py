@@ -1,0 +1,256 @@
+"""The cache of one host: objects and partial objects on a local disk, within two limits.
+
+Cache trouble is never the reader's trouble: after the directory was opened no method raises OSError or
+lmdb.Error. What fails is counted, logged once, and bypassed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from xxhash import xxh3_128_hexdigest
+
+from gpufs.cache.catalogue import Catalogue, Entry, Kind
+from gpufs.cache.checksum import content_hash
+from gpufs.cache.eviction import Eviction
+from gpufs.cache.failures import Failures
+from gpufs.cache.keeper import Keeper
+from gpufs.cache.layout import Layout, unlink, write_at
+from gpufs.cache.partial import Partial, open_files
+from gpufs.cache.recovery import reconcile, recover
+from gpufs.cache.sharing import (
+    Sharing,
+    State,
+    current_boot_id,
+    read_state,
+    sync_file_system,
+    write_state,
+)
+from gpufs.cache.space import Limit, Space, Usage
+from gpufs.cache.unverified import Unverified
+from gpufs.errors import CacheUnusable
+from gpufs.metrics import Metrics
+
+_FLUSH_SECONDS = 1.0
+
+
+class Cache:
+    """All methods may be called from any thread; several processes may share one directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        cache_size: Limit,
+        min_free: Limit,
+        metrics: Metrics,
+        boot_id: str | None = None,
+    ) -> None:
+        """Open or create the cache; CacheUnusable when that is impossible."""
+        self._boot_id = boot_id or current_boot_id()
+        self._failures = Failures(metrics)
+        self._layout = Layout(directory)
+        self._closed = False
+        self._layout.prepare()
+        try:
+            self._sharing = Sharing(directory)
+        except OSError as error:
+            raise CacheUnusable(f"cache directory {directory}: {error.strerror}") from error
+        try:
+            with self._sharing.gate():
+                self._open()
+                self._sharing.join()
+            self._space = Space(directory, cache_size, min_free, lambda: self._catalogue.totals()[0])
+        except OSError as error:
+            self._sharing.close()
+            raise CacheUnusable(f"cache directory {directory}: {error.strerror}") from error
+        self._eviction = Eviction(
+            self._layout, self._catalogue, self._space, self._sharing, self._failures, metrics
+        )
+        self._unverified = Unverified(self._layout, self._catalogue, self._failures, metrics)
+        self._stopping = threading.Event()
+        self._flusher = threading.Thread(target=self._flush_often, name="gpufs-cache-flush", daemon=True)
+        self._flusher.start()
+
+    def _open(self) -> None:
+        root = self._layout.root
+        self.first = self._sharing.alone()
+        complete, dropped = True, list[bytes]()
+        if self.first:
+            left = read_state(root)
+            complete = left is not None and left.clean and left.catalogued
+            dropped = recover(self._layout, left, self._boot_id)
+            try:
+                write_state(root, State(self._boot_id, clean=False, catalogued=False))
+            except OSError as error:
+                # There is no state now, so a crash leaves everything to be verified: safe.
+                self._failures.report("writing the state", error)
+        self._layout.make_subdirectories()
+        self._catalogue = Catalogue(self._layout.catalogue, self._failures, first=self.first)
+        # A scan of the files is owed; after a crash scrub() does it, as only the last second is missing.
+        self._owes_scan = self._catalogue.unclean or not complete
+        if self._catalogue.lost:
+            reconcile(self._layout, self._catalogue, contextlib.nullcontext, lambda: False)
+            self._owes_scan = False
+        for digest in dropped:
+            if entry := self._catalogue.get(digest):
+                self._catalogue.remove(digest, entry)
+
+    def index_directory(self, source_id: str) -> Path:
+        """Where the metadata index of a source lives; created."""
+        directory = self._layout.index / xxh3_128_hexdigest(source_id.encode())
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            self._failures.report("creating an index directory", error)
+        return directory
+
+    # Whole objects
+
+    def open_object(self, digest: bytes) -> int | None:
+        """A read-only descriptor of a whole object, the caller's to close; None when it is not here."""
+        try:
+            fd = self._layout.open_object(digest)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._failures.report("opening an object", error)
+            return None
+        self._catalogue.touch(digest)
+        return fd
+
+    def has_object(self, digest: bytes) -> bool:
+        """Whether the whole object is here, without counting as a use of it."""
+        return self._layout.has_object(digest)
+
+    def rescue(self, digest: bytes) -> int | None:
+        """Like open_object for an entry that must be verified first. Reads all of it: a worker thread."""
+        fd = self._unverified.rescue(digest)
+        if fd is not None:
+            self._catalogue.touch(digest)
+        return fd
+
+    def publish(self, digest: bytes, data: memoryview, source: str = "") -> int:
+        """Keep a whole object if it fits; a descriptor that reads its bytes (use pread) in any case."""
+        size = len(data)
+        if self._closed or not self._eviction.reserve(size):
+            return self._aside(data)
+        try:
+            return self._keep(digest, data, source)
+        except OSError as error:
+            self._failures.report("publishing", error)
+        finally:
+            self._eviction.release(size)
+        return self._aside(data)
+
+    def _keep(self, digest: bytes, data: memoryview, source: str) -> int:
+        fd, path = self._layout.create_temporary()
+        try:
+            write_at(fd, data, 0)
+        except BaseException:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                unlink(path)
+            raise
+        try:
+            self._layout.move_to_objects(path, digest)
+        except OSError as error:
+            # The bytes are there, only the name is not.
+            self._failures.report("publishing", error)
+            with contextlib.suppress(OSError):
+                unlink(path)
+        else:
+            entry = Entry(len(data), content_hash(data), time.time_ns(), Kind.OBJECT, source)
+            self._catalogue.put(digest, entry)
+        return fd
+
+    def _aside(self, data: memoryview) -> int:
+        """A descriptor with the bytes that keeps nothing: on the disk when there is room, else in memory."""
+        try:
+            if self._space.disk_has(len(data)):
+                return _filled(self._layout.create_unlinked(), data)
+        except OSError as error:
+            self._failures.report("writing an unlinked file", error)
+        return _filled(os.memfd_create("gpufs", os.MFD_CLOEXEC), data)
+
+    # Partial objects
+
+    def open_partial(self, digest: bytes, size: int) -> Partial:
+        """A large object to be filled, with the chunks that are here already; the caller's to close."""
+        keeper = Keeper(digest, self._layout, self._catalogue, self._eviction, self._sharing, self._failures)
+        if size > 0 and not self._closed and self._space.possible(size):
+            try:
+                with self._sharing.gate():
+                    files = open_files(self._layout, digest, size)
+                return Partial(keeper, size, files)
+            except OSError as error:
+                self._failures.report("opening a partial object", error)
+        return Partial(keeper, size, None)
+
+    # The whole cache
+
+    def usage(self) -> Usage:
+        size, objects = self._catalogue.totals()
+        return Usage(size, objects, self._space.limit)
+
+    def evict(self, digest: bytes) -> int:
+        """Remove an object, or what is there of it; bytes freed. Open descriptors stay readable."""
+        return self._eviction.remove(digest)
+
+    def scrub(self, stop: Callable[[], bool]) -> None:
+        """What is owed after an unclean end: scan the files, verify what waits. For a background thread.
+
+        Returns soon after `stop()` is true; it must have returned before close().
+        """
+        try:
+            if self._owes_scan and reconcile(self._layout, self._catalogue, self._sharing.gate, stop):
+                self._owes_scan = False
+            self._unverified.scrub(stop)
+        except OSError as error:
+            self._failures.report("scrubbing", error)
+
+    def flush(self) -> None:
+        """Write catalogue changes and access times now; done every second anyway."""
+        self._catalogue.flush()
+
+    def _flush_often(self) -> None:
+        while not self._stopping.wait(_FLUSH_SECONDS):
+            self._catalogue.flush()
+
+    def close(self) -> None:
+        """Write all that is pending; the last user leaves the mark that all data is on the disk."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stopping.set()
+        self._flusher.join()
+        root = self._layout.root
+        try:
+            with self._sharing.gate():
+                catalogued = self._catalogue.close() and not self._owes_scan
+                try:
+                    if self._sharing.alone():
+                        sync_file_system(root)
+                        write_state(root, State(self._boot_id, clean=True, catalogued=catalogued))
+                finally:
+                    # Before the gate opens: whoever comes next must find that it is the first.
+                    self._sharing.leave()
+        except OSError as error:
+            # Not marked: the next user verifies after a reboot, and scans.
+            self._failures.report("closing", error)
+        finally:
+            self._sharing.close()
+
+
+def _filled(fd: int, data: memoryview) -> int:
+    try:
+        write_at(fd, data, 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
