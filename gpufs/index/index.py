@@ -23,6 +23,7 @@ from gpufs.index.environment import DAMAGE, DATA_FILE, Users, discard, open_envi
 from gpufs.index.listing import Writer
 from gpufs.index.records import ROOT, Inode, Listed, Totals
 from gpufs.index.tables import (
+    CRAWLED_KEY,
     SCHEMA,
     SCHEMA_KEY,
     SOURCE_KEY,
@@ -99,7 +100,12 @@ class Index:
         if data is None:
             return None
         mark = Mark.unpack(data, time.time_ns())
-        return Listed(mark.listed_ns, True) if mark.in_force else Listed(0, False)
+        return Listed(mark.listed_ns if mark.in_force else 0, mark.listed_ns > 0)
+
+    def crawled(self) -> bool:
+        """Whether the whole tree has been listed once."""
+        with self._env.begin() as txn:
+            return txn.get(CRAWLED_KEY, db=self._tables.about) is not None
 
     def path(self, number: int) -> bytes:
         """The path of an inode below the root; for one whose name has gone, the path it had.

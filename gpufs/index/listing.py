@@ -11,7 +11,16 @@ from gpufs.errors import NotADirectory, NotFound
 from gpufs.index import records, tree
 from gpufs.index.merge import Listing, Merge
 from gpufs.index.records import Change
-from gpufs.index.tables import Counters, HiddenRecord, Mark, Tables, hidden_key, pack_number
+from gpufs.index.tables import (
+    CRAWLED_KEY,
+    Counters,
+    HiddenRecord,
+    Mark,
+    Tables,
+    hidden_key,
+    pack_number,
+    unpack_number,
+)
 from gpufs.source.base import Entry, Hidden, Kind, Page
 
 __all__ = ["Listing", "Writer"]
@@ -83,6 +92,20 @@ class Writer:
         fresh = Mark(listing.started_ns, mark.expired_ns if mark is not None else 0)
         self._txn.put(pack_number(listing.directory), fresh.pack(), db=self._tables.directories)
         return changes
+
+    def resolve(self, path: bytes) -> int | None:
+        """The inode number at `path`, this transaction's own changes included; None when there is none."""
+        packed = pack_number(records.ROOT)
+        for name in path.split(b"/") if path else ():
+            found = self._txn.get(packed + name, db=self._tables.children)
+            if found is None:
+                return None
+            packed = found
+        return unpack_number(packed)
+
+    def mark_crawled(self) -> None:
+        """The whole tree has been listed."""
+        self._txn.put(CRAWLED_KEY, b"", db=self._tables.about)
 
     def flush(self) -> None:
         """Store what is kept in memory during the transaction."""

@@ -18,6 +18,7 @@ _HIDDEN_KEY_MAX = 400
 SCHEMA_KEY = b"schema"
 SOURCE_KEY = b"source"
 COUNTERS_KEY = b"counters"
+CRAWLED_KEY = b"crawled"  # set once a listing of the whole tree has ended
 
 
 @dataclass(frozen=True, slots=True)

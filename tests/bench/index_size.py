@@ -1,6 +1,6 @@
 """Loads an index like a flat crawl does and prints its speed, size and memory.
 
-    python tests/bench/index_size.py [files] [directories]
+python tests/bench/index_size.py [files] [directories]
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def directory_name(number: int) -> bytes:
     return b"n%07d" % number
 
 
-def entries_of(directory: int, count: int) -> list[Entry]:
+def entries_of(directory: int, numbers: range) -> list[Entry]:
     """11-byte names, MD5-like versions, whole seconds: what an S3 bucket gives."""
     seed = hashlib.md5(b"%d" % directory).hexdigest()
     return [
         Entry(b"%06d.jpeg" % i, Kind.FILE, 100_000 + i, 1_700_000_000_000_000_000, f"{seed[:24]}{i:08x}")
-        for i in range(count)
+        for i in numbers
     ]
 
 
@@ -42,7 +42,6 @@ def load(index: Index, directories: int, per_directory: int) -> float:
         root = writer.begin(ROOT, started_ns)
     for number in range(directories):
         name = directory_name(number)
-        entries = entries_of(number, per_directory)
         begin = time.perf_counter()
         with index.write() as writer:
             writer.add(root, Page(b"", [Entry(name, Kind.DIRECTORY)], [], number + 1 == directories))
@@ -50,11 +49,16 @@ def load(index: Index, directories: int, per_directory: int) -> float:
         assert inode is not None
         with index.write() as writer:
             listing = writer.begin(inode.number, started_ns)
-            for at in range(0, per_directory, _PAGE):
-                page = entries[at : at + _PAGE]
-                writer.add(listing, Page(name, page, [], at + _PAGE >= per_directory))
-            writer.finish(listing)
         spent += time.perf_counter() - begin
+        for at in range(0, per_directory, _PAGE):
+            last = at + _PAGE >= per_directory
+            entries = entries_of(number, range(at, min(at + _PAGE, per_directory)))
+            begin = time.perf_counter()
+            with index.write() as writer:
+                writer.add(listing, Page(name, entries, [], last))
+                if last:
+                    writer.finish(listing)
+            spent += time.perf_counter() - begin
     begin = time.perf_counter()
     with index.write() as writer:
         writer.finish(root)

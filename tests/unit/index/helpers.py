@@ -49,7 +49,9 @@ def fill(
     for position, page in enumerate(pages):
         last = position + 1 == len(pages)
         with index.write() as writer:
-            changes += writer.add(listing, Page(path.encode(), list(page), list(hidden) if last else [], last))
+            changes += writer.add(
+                listing, Page(path.encode(), list(page), list(hidden) if last else [], last)
+            )
     with index.write() as writer:
         changes += writer.finish(listing)
     return changes
@@ -73,7 +75,9 @@ def check_invariants(index: Index) -> None:
         inodes = {unpack_number(key): value for key, value in txn.cursor(tables.inodes)}
         orphans = {unpack_number(key) for key, _ in txn.cursor(tables.orphans)}
         marks = {unpack_number(key) for key, _ in txn.cursor(tables.directories)}
-        hidden = [(unpack_number(key), HiddenRecord.unpack(value)) for key, value in txn.cursor(tables.hidden)]
+        hidden = [
+            (unpack_number(key), HiddenRecord.unpack(value)) for key, value in txn.cursor(tables.hidden)
+        ]
     tree = {ROOT}
     files = size = 0
     for key, value in children:

@@ -139,7 +139,9 @@ def test_a_directory_that_comes_back_is_another_one(index: Index) -> None:
     assert at(index, "d").number > first
 
 
-@pytest.mark.parametrize("order", ["file first", "directory first", "two pages", "two pages, directory first"])
+@pytest.mark.parametrize(
+    "order", ["file first", "directory first", "two pages", "two pages, directory first"]
+)
 def test_a_directory_wins_over_a_file_of_the_same_name(index: Index, order: str) -> None:
     both = [file("out", "123"), directory("out")]
     if order.endswith("directory first"):
