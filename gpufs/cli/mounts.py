@@ -100,7 +100,7 @@ def holders(mountpoint: str) -> list[str]:
     """
     found = []
     for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
-        if pid != os.getpid() and any(_is_below(path, mountpoint) for path in _open_paths(pid)):
+        if any(_is_below(path, mountpoint) for path in _open_paths(pid)):
             found.append(f"{_name_of(pid)} (pid {pid})")
     return found
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from gpufs.control.paths import make_private, socket_path
+from gpufs.control.paths import make_private
 from gpufs.errors import AccessDenied, GpufsError, UsageError
 
 Request = dict[str, Any]
@@ -25,21 +25,20 @@ _log = logging.getLogger(__name__)
 
 
 async def serve(
-    mountpoint: str,
+    socket_path: str,
     handlers: Mapping[str, Handler],
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `handlers` (by op) for our mount on `mountpoint`; started once clients can connect.
+    """Serve `handlers` (by op) on `socket_path`; started once clients can connect.
 
     A handler gets the whole request; a GpufsError it raises becomes the reply, with its class's name
     as `kind`. Only root and the daemon's own user are answered. The socket's directory is made if
     need be; MountFailed when it is not safe to use. A socket that is there already is replaced.
     """
-    path = socket_path(mountpoint, os.geteuid())
-    make_private(os.path.dirname(path))
-    listener = _listen(path)
-    mark = os.lstat(path)
+    make_private(os.path.dirname(socket_path))
+    listener = _listen(socket_path)
+    mark = os.lstat(socket_path)
 
     async def answer(stream: trio.SocketStream) -> None:
         with trio.move_on_after(_PATIENCE_S) as scope:
@@ -54,7 +53,7 @@ async def serve(
         task_status.started()
         await trio.serve_listeners(answer, [listener])
     finally:
-        _unlink_if_ours(path, mark)
+        _unlink_if_ours(socket_path, mark)
 
 
 async def _reply_to(

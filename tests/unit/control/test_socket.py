@@ -32,6 +32,10 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
+def where() -> str:
+    return paths.socket_path(MOUNT.mountpoint, MOUNT.owner)
+
+
 async def echo(request: dict[str, Any]) -> dict[str, Any]:
     return request
 
@@ -41,7 +45,7 @@ def with_server(test: Test, **handlers: server.Handler) -> None:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(server.serve, MOUNT.mountpoint, {"echo": echo, **handlers})
+            await nursery.start(server.serve, where(), {"echo": echo, **handlers})
             with trio.fail_after(20):
                 await test()
                 assert (await ask("echo", alive=True))["alive"] is True
@@ -58,7 +62,7 @@ def raw(data: bytes) -> dict[str, Any]:
     """Send bytes as they are, end the sending side, return the reply."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(10)
-        sock.connect(paths.socket_path(MOUNT.mountpoint, MOUNT.owner))
+        sock.connect(where())
         try:
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
@@ -153,7 +157,7 @@ def test_clients_that_say_nothing_or_do_not_read_block_nobody() -> None:
         idle = [socket.socket(socket.AF_UNIX) for _ in range(20)]
         try:
             for number, sock in enumerate(idle):
-                sock.connect(paths.socket_path(MOUNT.mountpoint, MOUNT.owner))
+                sock.connect(where())
                 sock.sendall(b'{"op": "big"}\n' if number % 2 else b'{"op": ')
             assert (await ask("echo", n=1))["n"] == 1
             assert len((await ask("big"))["x"]) == 8 << 20
@@ -170,7 +174,7 @@ def test_a_silent_client_is_dropped_after_its_time(monkeypatch: pytest.MonkeyPat
     async def test() -> None:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(10)
-            sock.connect(paths.socket_path(MOUNT.mountpoint, MOUNT.owner))
+            sock.connect(where())
             assert await trio.to_thread.run_sync(sock.recv, 1) == b""
 
     with_server(test)
@@ -205,7 +209,7 @@ def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            await nursery.start(server.serve, MOUNT.mountpoint, {"echo": echo})
+            await nursery.start(server.serve, where(), {"echo": echo})
             with pytest.raises(errors.AccessDenied, match="takes no orders from uid"):
                 await ask("echo")
             nursery.cancel_scope.cancel()
@@ -228,7 +232,7 @@ with socket.socket(socket.AF_UNIX) as sock:
 """
 
     async def test() -> None:
-        path = paths.socket_path(MOUNT.mountpoint, MOUNT.owner)
+        path = where()
         os.chmod(path, 0o666)
         done = await trio.to_thread.run_sync(
             lambda: subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
@@ -249,7 +253,7 @@ def test_nobody_listening_is_told(runtime: Path) -> None:
 def stale(runtime: Path) -> Path:
     """A socket file without a server, as a killed daemon leaves it."""
     paths.make_private(str(runtime))
-    path = Path(paths.socket_path(MOUNT.mountpoint, MOUNT.owner))
+    path = Path(where())
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(path))
     return path
@@ -270,8 +274,8 @@ def test_an_ending_daemon_leaves_its_successors_socket_alone(runtime: Path) -> N
     async def main() -> None:
         async with trio.open_nursery() as new:
             async with trio.open_nursery() as old:
-                await old.start(server.serve, MOUNT.mountpoint, {})
-                await new.start(server.serve, MOUNT.mountpoint, {"echo": echo})
+                await old.start(server.serve, where(), {})
+                await new.start(server.serve, where(), {"echo": echo})
                 old.cancel_scope.cancel()
             assert await ask("echo") == {"op": "echo"}
             new.cancel_scope.cancel()
@@ -302,7 +306,7 @@ def test_a_daemon_that_dies_before_its_answer_is_told() -> None:
 
 def answer_once(answer: bytes, expected: str) -> None:
     """Ask a server that gives `answer`, whatever it is asked, and expect that error."""
-    path = paths.socket_path(MOUNT.mountpoint, MOUNT.owner)
+    path = where()
     paths.make_private(os.path.dirname(path))
     with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(1) as thread:
         listener.settimeout(10)
