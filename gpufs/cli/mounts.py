@@ -44,9 +44,11 @@ def is_dead(mount: Mount) -> bool:
     try:
         return child.wait(_PROBE_PATIENCE_S) in _DEAD
     except subprocess.TimeoutExpired:
-        return False
-    finally:
         child.kill()
+        # Not for ever: once its request is with a hung daemon, not even a kill ends the wait.
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(1)
+        return False
 
 
 def detach(mount: Mount, *, lazy: bool) -> None:
