@@ -103,6 +103,8 @@ def _check_fuse(allow_other: bool) -> None:
             "/dev/fuse is missing; load the module (modprobe fuse), or give it to the container "
             "(docker run --device /dev/fuse --cap-add SYS_ADMIN)"
         )
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        raise MountFailed("you may not open /dev/fuse; mount as root, or let users: chmod 0666 /dev/fuse")
     if allow_other and os.geteuid() != 0 and not _users_may_share():
         raise MountFailed(
             "allow_other needs a line `user_allow_other` in /etc/fuse.conf (or mount as root, "

@@ -250,6 +250,15 @@ def test_a_missing_fuse_device_says_what_to_do(
     assert "modprobe fuse" in (said := capsys.readouterr().err) and "--device /dev/fuse" in said
 
 
+def test_a_fuse_device_for_root_only_says_what_to_do(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os.path, "exists", lambda path: True)
+    assert main(["mount", "s3://b", str(data)]) == 1
+    assert "you may not open /dev/fuse" in capsys.readouterr().err
+
+
 def test_a_user_who_may_not_share_is_told_how(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
