@@ -90,7 +90,7 @@ def main() -> None:
         each = iter(keys)
         lookup = microseconds(lambda: index.lookup(*next(each)), len(keys))
         get = microseconds(lambda: index.get(parents[0]), 20_000)
-        whole = microseconds(lambda: index.children(parents[0], None, per_directory), 20)
+        whole = microseconds(lambda: index.children(parents[0], None, _PAGE), 20)
         again = load(index, directories, per_directory)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         index.close()
@@ -104,7 +104,7 @@ def main() -> None:
         ("size", f"{size / files:.1f} bytes/file"),
         ("lookup", f"{lookup:.1f} us"),
         ("get", f"{get:.1f} us"),
-        ("children", f"{whole / per_directory:.2f} us per name"),
+        ("children", f"{whole / min(_PAGE, per_directory):.2f} us per name"),
         ("open", f"{opening * 1000:.0f} ms"),
         ("memory", f"+{(peak - before) / 1024:.0f} MiB (of it the mapped file up to {size / 2**20:.0f} MiB)"),
     ]
