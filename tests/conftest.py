@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: S3 servers for the session, buckets and fault proxies per test."""
+"""Fixtures shared by all tests: S3 servers for the session; buckets, fault proxies and mounts per test."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.mounts import mount as mount
+from tests.mounts import tree_of as tree_of
 from tests.servers import FaultProxy, S3Endpoint, fault_proxy, moto_server, weed_binary, weed_server
 
 _number = itertools.count()
