@@ -100,7 +100,8 @@ class Index:
         if data is None:
             return None
         mark = Mark.unpack(data, time.time_ns())
-        return Listed(mark.listed_ns if mark.in_force else 0, mark.listed_ns > 0)
+        # The mark is made by the end of a first complete listing, and an expiry leaves the names in place.
+        return Listed(mark.listed_ns if mark.in_force else 0, complete=True)
 
     def crawled(self) -> bool:
         """Whether the whole tree has been listed once."""

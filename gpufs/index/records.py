@@ -38,9 +38,10 @@ class Inode:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """When a directory's last complete listing started (time.time_ns), and whether it is in force.
+    """When a directory's last complete listing started (time.time_ns), 0 when it must be listed again.
 
-    An expired directory has `at_ns` 0 and `complete` False.
+    `complete` tells whether the names known are those of a complete listing, be it an old one: they
+    may be served while the source is down. It stays true when the directory expires.
     """
 
     at_ns: int

@@ -116,7 +116,7 @@ def test_another_source_starts_afresh(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_an_expired_directory_keeps_its_children_until_listed_again(index: Index) -> None:
     fill(index, "", [file("a")])
     index.expire(ROOT)
-    assert index.listed(ROOT) == Listed(0, False)
+    assert index.listed(ROOT) == Listed(0, True)
     assert names(index) == ["a"]
     started = time.time_ns()
     fill(index, "", [file("a")], started_ns=started)
@@ -129,7 +129,7 @@ def test_a_listing_under_way_does_not_undo_an_expiry(index: Index) -> None:
     index.expire(ROOT)
     fill(index, "", [file("b")], started_ns=started)
     assert names(index) == ["b"]
-    assert index.listed(ROOT) == Listed(0, False)
+    assert index.listed(ROOT) == Listed(0, True)
 
 
 def test_expiring_what_was_never_listed_does_nothing(index: Index) -> None:
@@ -141,7 +141,7 @@ def test_expiring_what_was_never_listed_does_nothing(index: Index) -> None:
 
 def test_a_clock_set_back_does_not_freeze_the_tree(index: Index) -> None:
     fill(index, "", [file("a")], started_ns=time.time_ns() + 10**15)
-    assert index.listed(ROOT) == Listed(0, False)
+    assert index.listed(ROOT) == Listed(0, True)
     fill(index, "", [file("b")])
     assert names(index) == ["b"]
 
@@ -175,6 +175,25 @@ def test_begin_refuses_what_is_not_a_directory_of_the_tree(index: Index) -> None
             writer.begin(d, 1)
         with pytest.raises(NotFound):
             writer.begin(999, 1)
+
+
+def test_a_transaction_resolves_what_it_has_just_added(index: Index) -> None:
+    with index.write() as writer:
+        listing = writer.begin(ROOT, time.time_ns())
+        writer.add(listing, Page(b"", [directory("d")], [], True))
+        found = writer.resolve(b"d")
+        assert writer.resolve(b"") == ROOT
+        assert writer.resolve(b"d/nothing") is None
+    assert found == at(index, "d").number
+
+
+def test_a_finished_crawl_is_remembered_across_mounts(tmp_path: Path) -> None:
+    with opened(tmp_path) as index:
+        assert not index.crawled()
+        with index.write() as writer:
+            writer.mark_crawled()
+    with opened(tmp_path) as index:
+        assert index.crawled()
 
 
 def test_a_failed_transaction_leaves_nothing_and_the_page_can_be_added_again(index: Index) -> None:
