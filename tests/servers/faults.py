@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import ssl
 import struct
 import threading
 from collections import Counter
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -52,9 +54,13 @@ class Seen:
 
 
 class FaultProxy:
-    """The proxy; `url` is what clients are given. All methods may be called from any thread."""
+    """The proxy; `url` is what clients are given. All methods may be called from any thread.
 
-    def __init__(self, upstream: str) -> None:
+    `certificate` is a PEM file with key and certificate: then it speaks TLS to its clients.
+    """
+
+    def __init__(self, upstream: str, certificate: Path | None = None) -> None:
+        self._certificate = certificate
         parts = urlsplit(upstream)
         self._upstream = (parts.hostname or "127.0.0.1", parts.port or 80)
         self._lock = threading.Lock()
@@ -65,7 +71,7 @@ class FaultProxy:
         self._sockets: set[socket.socket] = set()
         self.released = threading.Event()  # set: stalled and delayed requests end at once
         (self._port,) = free_ports(1)
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self._port}"
         self.listen()
 
     # -- what tests do
@@ -115,6 +121,13 @@ class FaultProxy:
         """Listen (again), on the same port."""
         if self._server is None:
             self._server = _Server(("127.0.0.1", self._port), _handler(self))
+            if self._certificate is not None:
+                tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                tls.load_cert_chain(self._certificate)
+                # without: a client that rejects the certificate would end the accepting thread's loop
+                self._server.socket = tls.wrap_socket(
+                    self._server.socket, server_side=True, do_handshake_on_connect=False
+                )
             self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
             self._thread.start()
 
@@ -146,9 +159,9 @@ class FaultProxy:
 
 
 @contextmanager
-def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
+def fault_proxy(upstream: str, certificate: Path | None = None) -> Iterator[FaultProxy]:
     """A FaultProxy in front of the server at `upstream` until the block ends."""
-    proxy = FaultProxy(upstream)
+    proxy = FaultProxy(upstream, certificate)
     try:
         yield proxy
     finally:

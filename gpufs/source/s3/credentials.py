@@ -58,7 +58,16 @@ class Credentials:
         with self._lock:
             if self._found is None:
                 self._found = self._look_up()
-            return self._freeze(self._found)
+            try:
+                return self._freeze(self._found)
+            except AccessDenied:
+                # what it refreshes itself with may be out of date too (a role taken on with keys of a
+                # file that was rotated since): look the whole chain up again
+                if not self._may_look_up():
+                    raise
+                self._found = self._look_up()
+                self.generation += 1
+                return self._freeze(self._found)
 
     def renew(self, refused: int) -> bool:
         """Look the credentials up anew after the server refused those of generation `refused`.
@@ -68,10 +77,8 @@ class Credentials:
         with self._lock:
             if refused != self.generation:
                 return True
-            now = self._clock()
-            if now - self._tried < _RENEW_EVERY:
+            if not self._may_look_up():
                 return False
-            self._tried = now
             try:
                 found = self._look_up()
                 fresh = self._freeze(found)
@@ -100,6 +107,14 @@ class Credentials:
             "expires_at": datetime.now(UTC) + _GOOD_FOR if temporary else None,
         }
 
+    def _may_look_up(self) -> bool:
+        """True at most once every few seconds."""
+        now = self._clock()
+        if now - self._tried < _RENEW_EVERY:
+            return False
+        self._tried = now
+        return True
+
     def _look_up(self) -> Any:
         from botocore.exceptions import BotoCoreError
 
@@ -121,4 +136,4 @@ class Credentials:
             raise Transient(f"credentials cannot be refreshed: {error}") from error
         except (BotoCoreError, ClientError, RuntimeError) as error:  # RuntimeError: expired after refresh
             raise AccessDenied(f"credentials cannot be refreshed: {error}") from error
-        return Secret(frozen.access_key, frozen.secret_key, frozen.token)
+        return Secret(frozen.access_key, frozen.secret_key, frozen.token or None)  # "" is none

@@ -116,7 +116,7 @@ def refusal_of_answer(subject: Subject, status: int, headers: Mapping[str, str],
 def of_obstore(error: Exception, subject: Subject) -> Exception:
     """What an exception from obstore means: it tells status, body and kind of failure only as text."""
     text = str(error)
-    status = re.search(r"status code: (\d{3})", text)
+    status = re.search(r"non-2xx status code: (\d{3})", text)
     if status is not None:
         return refusal(
             subject, int(status[1]), _tag(text, "Code"), _tag(text, "Message"), _tag(text, "RequestId")
@@ -125,9 +125,10 @@ def of_obstore(error: Exception, subject: Subject) -> Exception:
         return refusal(subject, 301, "PermanentRedirect", "", "")
     kind = re.search(r"HttpError \{\s*kind: (\w+)", text)
     if kind is not None:
-        if "ertificate" in text:
+        untrusted = re.search(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)", text)
+        if untrusted is not None:
             return RemoteFailed(
-                f"TLS: the server's certificate is not trusted; see ca_bundle ({_cause(text)})"
+                f"TLS: the server's certificate is not trusted; see ca_bundle ({untrusted[1]})"
             )
         if kind[1] == "Timeout":
             return Transient("the server did not answer in time", timed_out=True)
@@ -136,8 +137,9 @@ def of_obstore(error: Exception, subject: Subject) -> Exception:
         return Transient(f"the connection broke ({_cause(text)})")
     if isinstance(error, FileNotFoundError):
         return NotFound(f"{subject} does not exist")
-    if "credential provider" in text:
-        return Transient(text.split("\n", 1)[0])
+    provider = re.search(r"credential provider: (?:\w+\.)*(\w+): (.*)", text)
+    if provider is not None:  # Credentials.for_obstore raised this
+        return Transient(provider[2]) if provider[1] == "Transient" else AccessDenied(provider[2])
     return RemoteFailed(f"{subject}: {text.split(chr(10), 1)[0]}")
 
 
