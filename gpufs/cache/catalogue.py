@@ -13,7 +13,7 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -216,7 +216,8 @@ class Catalogue:
             # In slices: a long read transaction would keep LMDB from reusing its pages.
             some: list[bytes] = []
             try:
-                with self._env.begin() as txn:
+                # Under the lock, as close() may come at any time.
+                with self._lock, self._env.begin() as txn:
                     for key, _ in _rows(txn, self._entries, start):
                         some.append(key)
                         if len(some) == 1000:
@@ -256,25 +257,28 @@ class Catalogue:
     def flush(self) -> None:
         """Write what is pending; on failure it stays pending."""
         with self._flushing_lock:
-            self._flush(leaving=False)
+            self._flush(self._still_here)
 
-    def _flush(self, *, leaving: bool) -> None:
+    def _still_here(self, txn: lmdb.Transaction[bytes]) -> None:
+        txn.put(self._user, _SEQUENCE.pack(self._sequence), db=self._about)
+
+    def _leave(self, txn: lmdb.Transaction[bytes]) -> None:
+        txn.delete(self._user, db=self._about)
+
+    def _flush(self, sign: Callable[[lmdb.Transaction[bytes]], None]) -> None:
         env = self._env
         if env is None:
             return
         touched = self._take_touched()
         with self._lock:
-            if not (self._pending.changes or touched or leaving):
+            if not (self._pending.changes or touched or sign == self._leave):
                 return
             self._flushing, self._pending = self._pending, _Batch({})
             self._sequence += 1
         try:
             with env.begin(write=True) as txn:
                 self._write(txn, self._flushing.changes, touched)
-                if leaving:
-                    txn.delete(self._user, db=self._about)
-                else:
-                    txn.put(self._user, _SEQUENCE.pack(self._sequence), db=self._about)
+                sign(txn)
         except lmdb.Error as error:
             self._failures.report("writing the catalogue", error)
             with self._lock:
@@ -328,15 +332,18 @@ class Catalogue:
             total_size, total_objects = total_size + size, total_objects + objects
         txn.put(b"totals", _TOTALS.pack(total_size, total_objects), db=self._about)
 
-    def close(self) -> bool:
-        """Write what is pending and leave; False when something could not be written."""
+    def close(self, *, complete: bool) -> bool:
+        """Write what is pending and leave; False when it does not say all that is on the disk.
+
+        Unless `complete`, our row stays, so that the next first user knows of it too.
+        """
         with self._flushing_lock:
-            self._flush(leaving=True)
+            self._flush(self._leave if complete else self._still_here)
             with self._lock:
                 env, self._env = self._env, None
                 if env is not None:
                     env.close()
-                return env is not None and not self._pending.changes
+                return complete and env is not None and not self._pending.changes
 
 
 def _open(directory: Path) -> tuple[lmdb.Environment, bool]:

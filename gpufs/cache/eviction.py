@@ -35,6 +35,11 @@ class Eviction:
         self._policy = LeastRecentlyUsed()
         self._lock = threading.Lock()
         self._in_use: dict[bytes, int] = {}
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Keep nothing more from now on: the catalogue is about to close."""
+        self._stopped = True
 
     def use(self, digest: bytes) -> None:
         """Evict `digest` last, until unuse()."""
@@ -49,7 +54,7 @@ class Eviction:
 
     def reserve(self, size: int) -> bool:
         """Take room for `size` bytes, evicting if need be; False when they cannot be kept."""
-        if not self._space.possible(size):
+        if self._stopped or not self._space.possible(size):
             return False
         if self._catalogue.unflushed > self._space.unflushed_limit:
             # Others who share the directory must know before we go on.

@@ -78,15 +78,20 @@ class Space:
         with self._lock:
             self._in_flight -= charge_of(size)
 
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
     def to_free(self, size: int) -> int:
         """Bytes to evict so that `size` fit with something to spare; 0 when they fit already."""
         charge = charge_of(size)
         with self._lock:
-            for_limit = self._used() + self._in_flight + charge - self._usable
+            used = self._used()
+            for_limit = used + self._in_flight + charge - self._usable
             for_disk = charge - self._disk_budget(charge)
         return max(
-            for_limit + min(self.limit // 32, _BATCH) if for_limit > 0 else 0,
-            for_disk + min(self.limit // 32, _BATCH_FOR_DISK) if for_disk > 0 else 0,
+            for_limit + min(used // 32, _BATCH) if for_limit > 0 else 0,
+            for_disk + min(used // 32, _BATCH_FOR_DISK) if for_disk > 0 else 0,
         )
 
     def disk_has(self, size: int) -> bool:

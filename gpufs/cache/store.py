@@ -55,7 +55,8 @@ class Cache:
         self._boot_id = boot_id or current_boot_id()
         self._failures = Failures(metrics)
         self._layout = Layout(directory)
-        self._closed = False
+        self._closed = threading.Event()
+        self._scrubbing = threading.Lock()
         self._layout.prepare()
         try:
             self._sharing = Sharing(directory)
@@ -73,7 +74,6 @@ class Cache:
             self._layout, self._catalogue, self._space, self._sharing, self._failures, metrics
         )
         self._unverified = Unverified(self._layout, self._catalogue, self._failures, metrics)
-        self._stopping = threading.Event()
         self._flusher = threading.Thread(target=self._flush_often, name="gpufs-cache-flush", daemon=True)
         self._flusher.start()
 
@@ -105,7 +105,8 @@ class Cache:
         """Where the metadata index of a source lives; created."""
         directory = self._layout.index / xxh3_128_hexdigest(source_id.encode())
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._layout.index.mkdir(mode=0o700, exist_ok=True)
+            directory.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             self._failures.report("creating an index directory", error)
         return directory
@@ -130,7 +131,7 @@ class Cache:
 
     def rescue(self, digest: bytes) -> int | None:
         """Like open_object for an entry that must be verified first. Reads all of it: a worker thread."""
-        fd = self._unverified.rescue(digest)
+        fd = None if self._closed.is_set() else self._unverified.rescue(digest)
         if fd is not None:
             self._catalogue.touch(digest)
         return fd
@@ -138,9 +139,10 @@ class Cache:
     def publish(self, digest: bytes, data: memoryview, source: str = "") -> int:
         """Keep a whole object if it fits; a descriptor that reads its bytes (use pread) in any case."""
         size = len(data)
-        if self._closed or not self._eviction.reserve(size):
+        if not self._eviction.reserve(size):
             return self._aside(data)
         try:
+            self._unverified.discard(digest)
             return self._keep(digest, data, source)
         except OSError as error:
             self._failures.report("publishing", error)
@@ -183,8 +185,9 @@ class Cache:
     def open_partial(self, digest: bytes, size: int) -> Partial:
         """A large object to be filled, with the chunks that are here already; the caller's to close."""
         keeper = Keeper(digest, self._layout, self._catalogue, self._eviction, self._sharing, self._failures)
-        if size > 0 and not self._closed and self._space.possible(size):
+        if size > 0 and self._space.possible(size):
             try:
+                self._unverified.discard(digest)
                 with self._sharing.gate():
                     files = open_files(self._layout, digest, size)
                 return Partial(keeper, size, files)
@@ -205,8 +208,17 @@ class Cache:
     def scrub(self, stop: Callable[[], bool]) -> None:
         """What is owed after an unclean end: scan the files, verify what waits. For a background thread.
 
-        Returns soon after `stop()` is true; it must have returned before close().
+        Returns soon after `stop()` is true, or after close().
         """
+
+        def stop_now() -> bool:
+            return self._closed.is_set() or stop()
+
+        with self._scrubbing:
+            if not stop_now():
+                self._scrub(stop_now)
+
+    def _scrub(self, stop: Callable[[], bool]) -> None:
         try:
             if self._owes_scan and reconcile(self._layout, self._catalogue, self._sharing.gate, stop):
                 self._owes_scan = False
@@ -219,20 +231,22 @@ class Cache:
         self._catalogue.flush()
 
     def _flush_often(self) -> None:
-        while not self._stopping.wait(_FLUSH_SECONDS):
+        while not self._closed.wait(_FLUSH_SECONDS):
             self._catalogue.flush()
 
     def close(self) -> None:
         """Write all that is pending; the last user leaves the mark that all data is on the disk."""
-        if self._closed:
+        if self._closed.is_set():
             return
-        self._closed = True
-        self._stopping.set()
+        self._closed.set()
+        self._eviction.stop()
         self._flusher.join()
         root = self._layout.root
         try:
-            with self._sharing.gate():
-                catalogued = self._catalogue.close() and not self._owes_scan
+            with self._scrubbing, self._sharing.gate():
+                # A worker that is still publishing is too late for the catalogue.
+                told = self._space.in_flight == 0 and not self._owes_scan
+                catalogued = self._catalogue.close(complete=told)
                 try:
                     if self._sharing.alone():
                         sync_file_system(root)

@@ -37,6 +37,11 @@ class Unverified:
             return None
         return self._verify(digest, lambda _: None)
 
+    def discard(self, digest: bytes) -> None:
+        """The object is fetched anew: its old copy would take room that nothing counts. OSError."""
+        if self._waiting:
+            unlink(self._layout.unverified_path(digest))
+
     def scrub(self, stop: Callable[[], bool]) -> None:
         """Verify all of them, using at most about half of the disk's and one core's time."""
         if not self._waiting:

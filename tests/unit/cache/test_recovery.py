@@ -174,6 +174,51 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert cache.usage().bytes == bytes_on_disk(directory)
 
 
+def test_rescue_costs_nothing_when_nothing_waits(
+    directory: Path, opened: OpenCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, _ = opened(directory)
+    publish(cache, "a", 1000)
+    with monkeypatch.context() as patch:
+        for call in ("open", "stat", "lstat", "listdir", "rename", "unlink"):
+            patch.delattr(os, call)
+        assert cache.rescue(digest_of("a")) is None
+
+
+def test_an_object_fetched_anew_is_counted_once(directory: Path, opened: OpenCache) -> None:
+    run_killed(CRASH, directory)
+    cache, _ = opened(directory, boot_id="boot-2")
+    scrub_later = list((directory / "unverified").glob("??/??/*"))
+    publish(cache, "a", 100_000)
+    cache.open_partial(digest_of("p"), 2 * CHUNK).close()
+    assert len(list((directory / "unverified").glob("??/??/*"))) == len(scrub_later) - 2
+    scrub(cache)
+    assert cache.usage().bytes == bytes_on_disk(directory)
+
+
+def test_what_is_published_during_close_is_found_by_the_next_scan(
+    directory: Path, opened: OpenCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker is between its reservation and the catalogue while the cache closes."""
+    cache, _ = open_cache(directory)
+    real = os.rename
+
+    def close_first(source: str, target: str) -> None:
+        monkeypatch.setattr(os, "rename", real)
+        cache.close()
+        real(source, target)
+
+    (path := Path(cache._layout.object_path(digest_of("late")))).parent.mkdir(parents=True)
+    monkeypatch.setattr(os, "rename", close_first)
+    publish(cache, "late", 5000)
+    assert path.exists()
+    publish(cache, "too late", 5000)
+    cache, _ = opened(directory)
+    assert lookup(cache, "too late") is None
+    scrub(cache)
+    assert cache.usage().bytes == bytes_on_disk(directory) == 8192
+
+
 def test_a_stopped_scrub_returns_and_goes_on_later(directory: Path, opened: OpenCache) -> None:
     run_killed(CRASH, directory)
     cache, _ = opened(directory, boot_id="boot-2")
