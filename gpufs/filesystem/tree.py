@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterable
 
@@ -63,6 +64,7 @@ class Tree:
         self._listed_singly = 0
         self._crawling = False
         self._stopping = False
+        self._told_hidden = False
 
     def inode(self, number: int) -> Inode:
         """The inode with that number. Raises VersionGone when the index knows it no more."""
@@ -92,8 +94,12 @@ class Tree:
     def distrust(self, number: int) -> None:
         """The source no longer has the version this inode stands for: list its directory anew."""
         inode = self._index.get(number)
-        if inode is not None and inode.parent:
+        if inode is None or not inode.parent:
+            return
+        now = self._index.lookup(inode.parent, inode.name)
+        if now is not None and now.number == number:  # else it is known already
             self._index.expire(inode.parent)
+            self._on_change(Change(inode.parent, inode.name))
 
     async def refresh(self, path: bytes) -> dict[str, int]:
         """List the directory at or above `path`, and every known one below it, again now."""
@@ -108,6 +114,7 @@ class Tree:
             inode = self.inode(inode.parent)
         if inode.number == ROOT and self._source.abilities.flat_listing:
             changes = await self._workers.run(self._crawl)
+            self._tell_hidden()
             return {"directories": self._index.totals().directories, "changes": changes}
         directories = changes = 0
         pending = [inode.number]
@@ -116,7 +123,14 @@ class Tree:
             listed = self._index.listed(number)
             if directories and not (listed and listed.complete):
                 continue  # never looked at: nothing to refresh
-            changed = await self._workers.run(self._list, number)
+            try:
+                changed = await self._workers.run(self._list, number)
+            except (NotFound, NotADirectory):
+                if number == ROOT:
+                    raise
+                if not directories:  # what was asked for has vanished: the listing above it says so
+                    pending.append(self.inode(number).parent)
+                continue
             self._report(changed)
             directories += 1
             changes += len(changed)
@@ -133,6 +147,7 @@ class Tree:
         except GpufsError as error:
             log.warning("the background listing ended early: %s", error)
         finally:
+            self._tell_hidden()
             self._listed_singly = 0
             self._crawling = False
 
@@ -182,6 +197,7 @@ class Tree:
 
     async def _list_in_worker(self, directory: int) -> None:
         self._report(await self._workers.run(self._list, directory))
+        self._tell_hidden()
         self._listed_singly += 1
         if self._listed_singly == CRAWL_AFTER and self._crawl_pays():
             self._nursery.start_soon(self.crawl)
@@ -217,13 +233,13 @@ class Tree:
         started = self._now_ns()
         for batch in self._source.walk():
             if self._stopping:
-                break
+                return changed
             changes: list[Change] = []
             with self._index.write() as writer:
                 for page in batch:
                     if page.directory not in listings:
-                        inode = writer.resolve(page.directory)
-                        listings[page.directory] = inode and writer.begin(inode.number, started)
+                        number = writer.resolve(page.directory)
+                        listings[page.directory] = writer.begin(number, started) if number else None
                     listing = listings[page.directory]
                     if listing is not None:
                         changes += writer.add(listing, page)
@@ -235,6 +251,8 @@ class Tree:
                 self._workers.call_in_trio(self._report, changes)
                 changed += len(changes)
             started = self._now_ns()
+        with self._index.write() as writer:
+            writer.mark_crawled()
         return changed
 
     def _subdirectories(self, directory: int) -> list[int]:
@@ -244,6 +262,14 @@ class Tree:
             found += (child.number for child in batch if child.kind is Kind.DIRECTORY)
             after = batch[-1].name
         return found
+
+    def _tell_hidden(self) -> None:
+        """Say once that something of the source is not in the tree, when the first of it is found."""
+        if not self._told_hidden:
+            for key, reason in self._index.hidden(1):
+                self._told_hidden = True
+                log.warning("left out of the tree, because no path can name it: %r (%s); "
+                            "`gpufs status` counts and names all such keys", os.fsdecode(key), reason)  # fmt: skip
 
     def _report(self, changes: Iterable[Change]) -> None:
         for change in changes:
