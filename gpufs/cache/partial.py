@@ -29,7 +29,7 @@ class Partial:
     """
 
     def __init__(self, keeper: Keeper, size: int, files: tuple[int, int] | None) -> None:
-        """`files`: the open data and map files, owned from now on; None to keep nothing. OSError."""
+        """`files`: what open_files() gave, owned from now on; None to keep nothing. OSError."""
         self.size = size
         self.chunks = -(-size // CHUNK)
         self.fd, self._map = files if files is not None else (-1, -1)
@@ -37,23 +37,27 @@ class Partial:
         self._lock = threading.Lock()
         self._none = memoryview(bytes(8 * self.chunks)).cast("Q")
         self._hashes = self._none
+        self._promoted = files is None or self._map < 0
         if files is not None:
-            try:
-                mapping = mmap.mmap(self._map, 8 * self.chunks, mmap.MAP_SHARED, mmap.PROT_READ)
-            except BaseException:
-                os.close(self.fd)
-                os.close(self._map)
-                raise
-            self._hashes = memoryview(mapping).cast("Q")
+            self._hashes = self._map_hashes()
             keeper.opened()
         # Chunks below this one are all there.
         self._filled = 0
         self._held = self._count()
         self._writes = 0
-        self._promoted = files is None
-        if files is not None:
-            # A process may have been killed after the last chunk.
-            self._promote_if_complete()
+        # A process may have been killed after the last chunk.
+        self._promote_if_complete()
+
+    def _map_hashes(self) -> memoryview:
+        if self._map < 0:
+            return memoryview(bytes([255]) * (8 * self.chunks)).cast("Q")
+        try:
+            mapping = mmap.mmap(self._map, 8 * self.chunks, mmap.MAP_SHARED, mmap.PROT_READ)
+        except BaseException:
+            os.close(self.fd)
+            os.close(self._map)
+            raise
+        return memoryview(mapping).cast("Q")
 
     def has(self, chunk: int) -> bool:
         """Whether the chunk can be read from `fd`. Hot path: no system call, no lock."""
@@ -127,7 +131,8 @@ class Partial:
                 return
             # Unmapped when the last thread inside has() or write() lets go of it.
             self._hashes = self._none
-            os.close(self._map)
+            if self._map >= 0:
+                os.close(self._map)
             os.close(self.fd)
             self.fd = self._map = -1
         self._keeper.closed()
@@ -142,7 +147,15 @@ def held_bytes(hashes: list[int], size: int) -> int:
 
 
 def open_files(layout: Layout, digest: bytes, size: int) -> tuple[int, int]:
-    """Open or create the data and the map of a partial object. Inside the gate. OSError."""
+    """The data and the map of a partial object, opened or created; no map (-1) when it is whole already.
+
+    Inside the gate. OSError.
+    """
+    try:
+        # Another process may have completed it since the caller looked.
+        return layout.open_object(digest), -1
+    except FileNotFoundError:
+        pass
     path = layout.partial_path(digest)
     length = 8 * -(-size // CHUNK)
     data = _open_data(layout, path, size)

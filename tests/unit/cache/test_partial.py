@@ -55,6 +55,21 @@ def test_chunks_in_any_order_complete_the_object(directory: Path, opened: OpenCa
     assert metrics.cache_errors.value == 0
 
 
+def test_a_whole_object_opened_as_partial_has_every_chunk(directory: Path, opened: OpenCache) -> None:
+    """Another process completed it between a look into objects/ and the opening."""
+    cache, _ = opened(directory)
+    partial = cache.open_partial(digest_of("p"), SIZE)
+    fill(partial, "p", list(range(6)))
+    partial.close()
+    again = cache.open_partial(digest_of("p"), SIZE)
+    assert again.complete and all(again.has(chunk) for chunk in range(6))
+    assert os.pread(again.fd, SIZE, 0) == whole("p")
+    fill(again, "p", [2])
+    again.close()
+    assert list((directory / "partial").iterdir()) == []
+    assert cache.usage().bytes == bytes_on_disk(directory)
+
+
 def test_a_wrong_length_is_refused(directory: Path, opened: OpenCache) -> None:
     """Case 12: a short body never becomes a chunk."""
     cache, _ = opened(directory)
