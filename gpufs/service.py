@@ -15,8 +15,9 @@ from urllib.parse import quote
 
 import trio
 
-from gpufs import control
 from gpufs.cache import Cache, Limit
+from gpufs.control import paths
+from gpufs.control.server import Handler, serve
 from gpufs.errors import GpufsError, MountFailed, NotFound
 from gpufs.fetch.fetcher import Fetcher
 from gpufs.fetch.workers import Workers
@@ -24,7 +25,7 @@ from gpufs.filesystem import fuse, kernel
 from gpufs.filesystem.files import Files
 from gpufs.filesystem.tree import Tree
 from gpufs.filesystem.xattrs import Attributes
-from gpufs.index import ROOT, Index
+from gpufs.index import ROOT, Change, Index
 from gpufs.metrics import Metrics
 from gpufs.options import MountConfig, Size
 from gpufs.source import Kind, Source, open_source
@@ -67,6 +68,7 @@ class Mount:
         self._tree: Tree
         self._workers: Workers
         self._started = time.monotonic()
+        self._mounted = False
 
     def run(self, ready: Callable[[], None]) -> None:
         """Mount, call `ready` when the tree can be read, serve until unmounted.
@@ -91,7 +93,7 @@ class Mount:
                 self._config.options.metadata_ttl,
                 self.metrics,
                 nursery,
-                fuse.invalidate,
+                self._tell_kernel,
             )
             await tree.lookup(ROOT, b"")  # the root's listing: what is wrong with the source shows here
             fetcher = Fetcher(self._source, self._cache, self.metrics, nursery)
@@ -111,18 +113,27 @@ class Mount:
                 raise MountFailed(
                     f"cannot mount on {mountpoint}: {error}; try `gpufs mount --foreground` for details"
                 ) from None
+            self._mounted = True
             try:
                 nursery.start_soon(self._until_signal)
-                await nursery.start(control.serve, mountpoint, self._handlers())
-                kernel.tune(mountpoint)
+                await nursery.start(
+                    serve, paths.socket_path(mountpoint, os.geteuid()), self._handlers()
+                )
+                if device := paths.device_of(mountpoint):
+                    kernel.tune(device)
                 nursery.start_soon(self._background)
                 ready()
                 await fuse.serve(MAX_REQUESTS)
             finally:
+                self._mounted = False
                 fuse.unmount()
                 tree.stop()
                 nursery.cancel_scope.cancel()
                 files.close()
+
+    def _tell_kernel(self, change: Change) -> None:
+        if self._mounted:  # without a mount the kernel has no answer to forget
+            fuse.invalidate(change)
 
     async def _background(self) -> None:
         workers = self._workers
@@ -140,7 +151,7 @@ class Mount:
 
     # -- the control socket
 
-    def _handlers(self) -> dict[str, control.Handler]:
+    def _handlers(self) -> dict[str, Handler]:
         return {"status": self._status, "refresh": self._refresh, "evict": self._evict}
 
     async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -159,6 +170,7 @@ class Mount:
                 {"key": os.fsdecode(key), "reason": reason}
                 for key, reason in self._index.hidden(HIDDEN_SHOWN)
             ],
+            "crawled": self._index.crawled(),
             "index_bytes": self._index.size_on_disk(),
             "cache_dir": str(self._config.options.cache_dir),
             "cache_bytes": usage.bytes,

@@ -5,11 +5,12 @@ This is the only module that knows pyfuse3.
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -48,8 +49,8 @@ class Ownership:
 
 
 def _border(
-    handler: Callable[Concatenate[Operations, P], Awaitable[R]],
-) -> Callable[Concatenate[Operations, P], Awaitable[R]]:
+    handler: Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Operations, P], Coroutine[Any, Any, R]]:
     """Let only FUSEError out of a handler: anything else would end the whole pyfuse3 loop."""
 
     @functools.wraps(handler)
@@ -94,6 +95,8 @@ class Operations(pyfuse3.Operations):
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         inode, holds = await self._tree.lookup(parent_inode, name)
         if inode is None:
+            if len(name) > NAME_MAX:
+                raise FUSEError(errno.ENAMETOOLONG)
             missing = EntryAttributes()
             missing.st_ino = cast(Any, 0)  # the kernel remembers the answer "no such name"
             missing.entry_timeout = holds
@@ -138,7 +141,7 @@ class Operations(pyfuse3.Operations):
     async def releasedir(self, fh: int) -> None:
         pass
 
-    async def forget(self, inode_list: list[tuple[int, int]]) -> None:
+    async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         pass  # inodes live in the index, not in this process
 
     # -- contents
@@ -151,8 +154,9 @@ class Operations(pyfuse3.Operations):
         return FileInfo(fh=cast(Any, inode), keep_cache=True)
 
     @_border
-    async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:
-        return await self._files.read(fh, off, size)
+    async def read(self, fh: int, off: int, size: int) -> bytes:
+        # pyfuse3 takes any buffer, and sends it before it lets another task run.
+        return cast(bytes, await self._files.read(fh, off, size))
 
     @_border
     async def release(self, fh: int) -> None:
@@ -165,7 +169,7 @@ class Operations(pyfuse3.Operations):
         return self._xattrs.get(inode, name)
 
     @_border
-    async def listxattr(self, inode: int, ctx: RequestContext) -> list[bytes]:
+    async def listxattr(self, inode: int, ctx: RequestContext) -> Sequence[Any]:
         return self._xattrs.names(inode)
 
     @_border

@@ -42,5 +42,5 @@ class Attributes:
             if name == b"version":
                 return inode.version.encode(errors="surrogateescape")
             if name == b"cached":
-                return b"yes" if self._cache.holds(inode.digest) or not inode.size else b"no"
+                return b"yes" if not inode.size or self._cache.has_object(inode.digest) else b"no"
         return None
