@@ -52,7 +52,9 @@ class OpenFile:
         self.fd = fd
 
     def close(self) -> None:
-        for fd in (*self.retired, self.fd):
+        """May be called twice: at the end of a mount, and by the last who still waited for bytes."""
+        held, self.retired, self.fd = (*self.retired, self.fd), [], None
+        for fd in held:
             if fd is not None:
                 os.close(fd)
         if self.partial is not None:
@@ -113,6 +115,9 @@ class Files:
             if file.whole:
                 return await self._read_whole(file, offset, size)
             return await self._read_partial(file, offset, size)
+        except VersionGone:
+            self._tree.distrust(number)
+            raise
         finally:
             self._drop(file)
 
@@ -214,11 +219,7 @@ class Files:
         for number in range(first, last + 1):
             start = max(offset, number * CHUNK)
             end = min(offset + size, (number + 1) * CHUNK)
-            try:
-                data = await self._fetcher.chunk(partial, file.inode.digest, ref, number)
-            except VersionGone:
-                self._tree.distrust(file.inode.number)
-                raise
+            data = await self._fetcher.chunk(partial, file.inode.digest, ref, number)
             if data is None:
                 data = await self._disk.run(_read_disk, partial.fd, start, end - start)
                 if data is None:

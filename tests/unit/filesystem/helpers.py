@@ -31,13 +31,14 @@ def version_of(data: bytes) -> str:
 class FakeSource:
     """`objects` (path -> bytes) as a tree. `failure`, when set, is what every request raises.
 
-    While `gate` is closed, requests wait in it; `entered` counts those that have come so far.
+    While `gate` is closed, requests wait in it, but for reads of the first `passing` bytes of an object.
     """
 
     id = "fake://data"
 
     def __init__(self, objects: dict[str, bytes], *, flat: bool = False) -> None:
         self.objects = {os.fsencode(path): data for path, data in objects.items()}
+        self._versions: dict[bytes, str] = {}  # of contents, for a large one is read chunk by chunk
         self.flat = flat
         self.failure: Exception | None = None
         self.asked: Counter[str] = Counter()
@@ -45,6 +46,7 @@ class FakeSource:
         self.reads: list[tuple[bytes, int, int]] = []
         self.gate = threading.Event()
         self.gate.set()
+        self.passing = 0
         self.waiting = 0  # requests held by the gate now
         self._changed = threading.Condition()
 
@@ -73,16 +75,26 @@ class FakeSource:
     async def held(self, count: int) -> None:
         await trio.to_thread.run_sync(self.wait_until_held, count)
 
-    def _enter(self, what: str) -> None:
+    def version(self, data: bytes) -> str:
+        if len(data) <= CHUNK:
+            return version_of(data)
+        return self._versions.setdefault(data[:64], version_of(data))
+
+    def _enter(self, what: str, offset: int | None = None) -> None:
         with self._changed:
             self.asked[what] += 1
+        if offset is None or offset >= self.passing:
+            self._wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def _wait(self) -> None:
+        with self._changed:
             self.waiting += 1
             self._changed.notify_all()
         assert self.gate.wait(30), "a request was held and forgotten"
         with self._changed:
             self.waiting -= 1
-        if self.failure is not None:
-            raise self.failure
 
     def check(self) -> None:
         self._enter("check")
@@ -112,11 +124,11 @@ class FakeSource:
 
     def read(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
         self.reads.append((ref.path, offset, length))
-        self._enter("read")
+        self._enter("read", offset)
         data = self.objects.get(ref.path)
-        if data is None or version_of(data) != ref.version or len(data) != ref.size:
+        if data is None or self.version(data) != ref.version or len(data) != ref.size:
             raise VersionGone(f"{ref.path!r} is another version")
-        assert 0 <= offset and offset + length <= len(data), "asked beyond the end"
+        assert offset >= 0 and offset + length <= len(data), "asked beyond the end"
         return memoryview(data)[offset : offset + length]
 
     def close(self) -> None:
@@ -132,7 +144,7 @@ class FakeSource:
             if slash:
                 found[name] = Entry(name, Kind.DIRECTORY)
             else:
-                found[name] = Entry(name, Kind.FILE, len(data), 1, version_of(data))
+                found[name] = Entry(name, Kind.FILE, len(data), 1, self.version(data))
         return sorted(found.values(), key=lambda entry: entry.name)
 
 
