@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from contextlib import suppress
 from typing import Any
 
 from gpufs.cli.mounts import named_mount
-from gpufs.cli.output import printable, say
+from gpufs.cli.output import printable
 from gpufs.control import client, paths
 from gpufs.errors import GpufsError
 
@@ -43,7 +45,6 @@ def run(args: argparse.Namespace) -> int:
             statuses.append(client.call(mount, "status", timeout=_PATIENCE_S))
         except GpufsError as error:
             failed = True
-            say(str(error))
             statuses.append({"mountpoint": mount.mountpoint, "source": mount.source, "error": str(error)})
     if args.json:
         print(json.dumps(statuses, indent=2))
@@ -56,7 +57,7 @@ def render(status: Status) -> str:
     """The human view of one status document."""
     head = f"{printable(status['mountpoint'])}  {printable(status['source'])}"
     if "error" in status:
-        return f"{head}\n  no answer from its daemon"
+        return f"{head}\n  {printable(status['error'])}"
     rows = [
         ("up", f"{_span(status['uptime_s'])}, fast path {'on' if status['fast_path'] else 'off'}"),
         (
@@ -84,7 +85,7 @@ def render(status: Status) -> str:
         )
     if status["hidden_keys"]:
         rows.append(("hidden", f"{status['hidden_keys']:,} keys that no path can name{_examples(status)}"))
-    rows.append(("log", printable(paths.log_path(status["mountpoint"]))))
+    rows += [("log", printable(log)) for log in _logs(status["pids"])]
     return "\n".join([head, *(f"  {name:<8}{text}" for name, text in rows)])
 
 
@@ -92,6 +93,15 @@ def _examples(status: Status) -> str:
     shown = [repr(printable(h["key"])) for h in status.get("hidden", [])[:_HIDDEN_SHOWN]]
     more = ", ..." if status["hidden_keys"] > len(shown) else ""
     return f": {', '.join(shown)}{more}" if shown else ""
+
+
+def _logs(pids: list[int]) -> list[str]:
+    """The files that the daemon's processes write their messages to, as far as we may know."""
+    found: dict[str, None] = {}
+    for pid in pids:
+        with suppress(OSError):
+            found[os.readlink(f"/proc/{pid}/fd/2")] = None
+    return [log for log in found if log.startswith("/") and not log.startswith("/dev/")]
 
 
 def _ratio(status: Status) -> str:
