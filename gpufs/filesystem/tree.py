@@ -268,8 +268,12 @@ class Tree:
         if not self._told_hidden:
             for key, reason in self._index.hidden(1):
                 self._told_hidden = True
-                log.warning("left out of the tree, because no path can name it: %r (%s); "
-                            "`gpufs status` counts and names all such keys", os.fsdecode(key), reason)  # fmt: skip
+                log.warning(
+                    "left out of the tree, because no path can name it: %r (%s); "
+                    "`gpufs status` counts and names all such keys",
+                    os.fsdecode(key),
+                    reason,
+                )
 
     def _report(self, changes: Iterable[Change]) -> None:
         for change in changes:

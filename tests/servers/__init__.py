@@ -2,16 +2,21 @@
 
 from .endpoint import S3Endpoint
 from .faults import Fault, FaultProxy, fault_proxy
+from .listing import BUCKET, ListingServer, Pattern, listing_server
 from .moto_server import moto_server
 from .process import free_ports, running
 from .weed import weed_binary, weed_server
 
 __all__ = [
+    "BUCKET",
     "Fault",
     "FaultProxy",
+    "ListingServer",
+    "Pattern",
     "S3Endpoint",
     "fault_proxy",
     "free_ports",
+    "listing_server",
     "moto_server",
     "running",
     "weed_binary",

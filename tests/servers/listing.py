@@ -85,7 +85,8 @@ class ListingServer:
             '<?xml version="1.0" encoding="UTF-8"?>'
             '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
             f"<Name>{BUCKET}</Name><EncodingType>url</EncodingType><KeyCount>{len(rows)}</KeyCount>"
-            f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>{token}{''.join(rows)}</ListBucketResult>"
+            f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>{token}{''.join(rows)}"
+            "</ListBucketResult>"
         ).encode()
 
     def _behind(self, last: bytes, delimiter: bytes) -> int:
