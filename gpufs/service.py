@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import trio
 
-from gpufs.cache import Cache, Limit
+from gpufs.cache import Cache
 from gpufs.control import paths
 from gpufs.control.server import Handler, serve
 from gpufs.errors import GpufsError, MountFailed, NotFound
@@ -27,13 +27,13 @@ from gpufs.filesystem.tree import Tree
 from gpufs.filesystem.xattrs import Attributes
 from gpufs.index import ROOT, Change, Index
 from gpufs.metrics import Metrics
-from gpufs.options import MountConfig, Size
+from gpufs.options import MountConfig
 from gpufs.source import Kind, Source, open_source
 from gpufs.source.s3.settings import S3Settings
 
 MAX_REQUESTS = 512  # FUSE requests handled at once; most of them wait for the source
 HIDDEN_SHOWN = 20  # hidden keys named in the status
-FLUSH_EVERY = 5.0  # seconds between writing access times and the like to disk
+STOP_PATIENCE = 5.0  # seconds that requests under way have to end when the mount is told to stop
 
 log = logging.getLogger("gpufs.service")
 
@@ -60,8 +60,8 @@ class Mount:
         )
         self._cache = Cache(
             Path(options.cache_dir),
-            cache_size=_limit(options.cache_size),
-            min_free=_limit(options.min_free),
+            cache_size=options.cache_size,
+            min_free=options.min_free,
             metrics=self.metrics,
         )
         self._index = Index(self._cache.index_directory(self._source.id), self._source.id)
@@ -76,9 +76,11 @@ class Mount:
         Raises the GpufsError that says why the tree cannot be shown.
         """
         try:
-            if self._index.listed(ROOT) is None:
-                self._source.check()
             trio.run(self._main, ready)
+        except BaseExceptionGroup as group:
+            if (error := _first(group)) is not None:
+                raise error from None
+            raise
         finally:
             self._index.close()
             self._cache.close()
@@ -95,7 +97,9 @@ class Mount:
                 nursery,
                 self._tell_kernel,
             )
-            await tree.lookup(ROOT, b"")  # the root's listing: what is wrong with the source shows here
+            if self._index.listed(ROOT) is None:  # a known tree is shown at once, source or no source
+                await self._workers.run(self._source.check)
+                await tree.lookup(ROOT, b"")
             fetcher = Fetcher(self._source, self._cache, self.metrics, nursery)
             files = Files(tree, self._cache, fetcher, self.metrics, nursery)
             options = self._config.options
@@ -115,14 +119,9 @@ class Mount:
                 ) from None
             self._mounted = True
             try:
-                nursery.start_soon(self._until_signal)
-                await nursery.start(
-                    serve, paths.socket_path(mountpoint, os.geteuid()), self._handlers()
-                )
-                if device := paths.device_of(mountpoint):
-                    kernel.tune(device)
-                nursery.start_soon(self._background)
-                ready()
+                nursery.start_soon(self._until_signal, nursery)
+                await nursery.start(serve, paths.socket_path(mountpoint, os.geteuid()), self._handlers())
+                nursery.start_soon(self._background, ready)
                 await fuse.serve(MAX_REQUESTS)
             finally:
                 self._mounted = False
@@ -135,19 +134,27 @@ class Mount:
         if self._mounted:  # without a mount the kernel has no answer to forget
             fuse.invalidate(change)
 
-    async def _background(self) -> None:
-        workers = self._workers
+    async def _background(self, ready: Callable[[], None]) -> None:
+        workers, mountpoint = self._workers, self._config.mountpoint
+        # Answered by ourselves: after it the kernel's INIT is over, which would undo the settings.
+        await workers.run(os.stat, mountpoint)
+        if device := paths.device_of(mountpoint):
+            kernel.tune(device)
+        ready()
         await workers.run(self._index.prefault)
         async with trio.open_nursery() as nursery:
             if self._source.abilities.flat_listing and not self._index.crawled():
                 nursery.start_soon(self._tree.crawl)
             nursery.start_soon(workers.run, self._cache.scrub, lambda: False)
 
-    async def _until_signal(self) -> None:
+    async def _until_signal(self, nursery: trio.Nursery) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
                 log.info("%s: unmounting", signal.Signals(number).name)
                 fuse.stop()
+                # Requests under way are answered first, unless the source keeps them too long.
+                await trio.sleep(STOP_PATIENCE)
+                nursery.cancel_scope.cancel()
 
     # -- the control socket
 
@@ -199,9 +206,7 @@ class Mount:
                 files += amount > 0
                 freed += amount
             after: bytes | None = None
-            while inode.kind is Kind.DIRECTORY and (
-                batch := self._index.children(inode.number, after, 1000)
-            ):
+            while inode.kind is Kind.DIRECTORY and (batch := self._index.children(inode.number, after, 1000)):
                 pending += batch
                 after = batch[-1].name
         return {"files": files, "bytes": freed}
@@ -219,33 +224,33 @@ def run(config: MountConfig, ready: Callable[[], None]) -> int:
 def main() -> int:
     """`python -m gpufs.service READY_FD`: the daemon behind `gpufs mount`; its configuration on stdin."""
     config = MountConfig.from_json(sys.stdin.read())
-    ready_fd = int(sys.argv[1])
     logging.basicConfig(
         level=config.options.log_level.upper(),
         format="time=%(asctime)s level=%(levelname)s logger=%(name)s msg=%(message)s",
     )
 
+    ready = os.fdopen(int(sys.argv[1]), "w")
+
     def answer(line: str) -> None:
-        os.write(ready_fd, line.encode() + b"\n")
-        os.close(ready_fd)
+        if not ready.closed:
+            ready.write(line + "\n")
+            ready.close()
 
     try:
         return run(config, lambda: answer("ready"))
-    except* GpufsError as group:
-        error = _first(group)
+    except GpufsError as error:
         log.error("%s", error)
         answer(f"failed: {error}")
-    return 1
+        return 1
 
 
-def _first(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
-
-
-def _limit(size: Size) -> Limit:
-    return Limit(bytes=size.bytes, percent=size.percent)
+def _first(group: BaseExceptionGroup[BaseException]) -> GpufsError | None:
+    """The error of ours that brought everything down, when it was one of ours."""
+    for error in group.exceptions:
+        found = _first(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, GpufsError):
+            return found
+    return None
 
 
 def _path(request: dict[str, Any]) -> bytes:

@@ -134,7 +134,9 @@ def main() -> int:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     total = sum(p.bytes for p in passes[:1])
-    print(f"\n{SMALL_FILES:,} small files and {LARGE_FILES} large ones, {total / 1e6:,.0f} MB, {READERS} readers")
+    print(
+        f"\n{SMALL_FILES:,} small files and {LARGE_FILES} large ones, {total / 1e6:,.0f} MB, {READERS} readers"
+    )
     print(f"  {'':<28}{'files/s':>10}{'MB/s':>10}{'remote':>10}   bytes")
     for one in passes:
         print(one.row())

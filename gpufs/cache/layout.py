@@ -52,15 +52,16 @@ class Layout:
         for directory in (self.objects, self.partial, self.tmp, self.index):
             directory.mkdir(mode=0o700, exist_ok=True)
 
-    # Objects
+    # Objects: in one level of 256 directories. With a second level nearly every object of a data set
+    # of 100,000 makes a directory of its own, which costs more than writing the object (see decisions).
 
     def object_path(self, digest: bytes) -> str:
         name = digest.hex()
-        return f"{self._objects}{name[:2]}/{name[2:4]}/{name}"
+        return f"{self._objects}{name[:2]}/{name}"
 
     def unverified_path(self, digest: bytes) -> str:
         name = digest.hex()
-        return f"{self.unverified}/{name[:2]}/{name[2:4]}/{name}"
+        return f"{self.unverified}/{name[:2]}/{name}"
 
     def partial_path(self, digest: bytes) -> str:
         return f"{self.partial}/{digest.hex()}"
@@ -77,9 +78,8 @@ class Layout:
         try:
             os.rename(source, target)
         except FileNotFoundError:
-            leaf = os.path.dirname(target)
             # Not the root: when that vanished, a mount point may be bare, and is not ours to fill.
-            for directory in (str(self.objects), os.path.dirname(leaf), leaf):
+            for directory in (str(self.objects), os.path.dirname(target)):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(directory, 0o700)
             os.rename(source, target)
@@ -123,12 +123,11 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
 
 
 def walk_objects(top: Path) -> Iterator[tuple[bytes, str]]:
-    """Digest and path of every file of a tree objects/ab/cd/<digest>; what is not one is left out."""
-    for outer in _names(str(top)):
-        for inner in _names(f"{top}/{outer}"):
-            for name in _names(f"{top}/{outer}/{inner}"):
-                with contextlib.suppress(ValueError):
-                    yield bytes.fromhex(name), f"{top}/{outer}/{inner}/{name}"
+    """Digest and path of every file of a tree objects/ab/<digest>; what is not one is left out."""
+    for leaf in _names(str(top)):
+        for name in _names(f"{top}/{leaf}"):
+            with contextlib.suppress(ValueError):
+                yield bytes.fromhex(name), f"{top}/{leaf}/{name}"
 
 
 def move_tree(source: Path, target: Path) -> None:
@@ -143,7 +142,7 @@ def move_tree(source: Path, target: Path) -> None:
             raise
     for digest, path in walk_objects(source):
         name = digest.hex()
-        leaf = target / name[:2] / name[2:4]
+        leaf = target / name[:2]
         leaf.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.rename(path, leaf / name)
     shutil.rmtree(source)
@@ -157,10 +156,8 @@ def remove_tree(top: Path) -> None:
 def remove_empty_directories(top: Path) -> bool:
     """Remove a tree of directories that holds no file; False when it does hold some."""
     try:
-        for outer in _names(str(top)):
-            for inner in _names(f"{top}/{outer}"):
-                os.rmdir(f"{top}/{outer}/{inner}")
-            os.rmdir(f"{top}/{outer}")
+        for leaf in _names(str(top)):
+            os.rmdir(f"{top}/{leaf}")
         os.rmdir(top)
     except FileNotFoundError:
         return True

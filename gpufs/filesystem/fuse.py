@@ -54,7 +54,7 @@ def _border(
     """Let only FUSEError out of a handler: anything else would end the whole pyfuse3 loop."""
 
     @functools.wraps(handler)
-    async def guarded(self: Operations, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def guarded(self: Operations, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return await handler(self, *args, **kwargs)
         except FUSEError:
@@ -217,9 +217,7 @@ async def _refuse(self: Operations, *args: object) -> Any:
 
 
 # The mount is read-only, so the kernel refuses changes by itself; this holds after a remount,rw too.
-for _name in (
-    "setattr mknod mkdir unlink rmdir symlink rename link create write setxattr removexattr".split()
-):
+for _name in "setattr mknod mkdir unlink rmdir symlink rename link create write setxattr removexattr".split():
     setattr(Operations, _name, _refuse)
 
 

@@ -37,7 +37,7 @@ def test_layout_and_modes(directory: Path, opened: OpenCache) -> None:
     cache, _ = opened(directory)
     publish(cache, "a", 1000)
     name = digest_of("a").hex()
-    path = directory / "objects" / name[:2] / name[2:4] / name
+    path = directory / "objects" / name[:2] / name
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     cache.flush()
     for found in (directory, *directory.rglob("*")):
