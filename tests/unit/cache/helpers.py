@@ -65,12 +65,12 @@ def lookup(cache: Cache, name: object) -> bytes | None:
 
 
 def object_files(directory: Path) -> dict[bytes, Path]:
-    return {bytes.fromhex(p.name): p for p in (directory / "objects").glob("??/??/*")}
+    return {bytes.fromhex(p.name): p for p in (directory / "objects").glob("??/*")}
 
 
 def bytes_on_disk(directory: Path) -> int:
     """Bytes in whole blocks of everything in objects/, unverified/ and the data of partial/."""
-    files = [*directory.glob("objects/??/??/*"), *directory.glob("unverified/??/??/*")]
+    files = [*directory.glob("objects/??/*"), *directory.glob("unverified/??/*")]
     whole = sum(-(-p.stat().st_size // 4096) * 4096 for p in files)
     return whole + sum(p.stat().st_blocks * 512 for p in directory.glob("partial/*") if p.suffix != ".map")
 

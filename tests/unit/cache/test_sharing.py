@@ -85,7 +85,7 @@ cache.close()
 
 def disk_use(directory: Path) -> int:
     total = 0
-    for path in directory.glob("objects/??/??/*"):
+    for path in directory.glob("objects/??/*"):
         try:
             total += path.stat().st_size
         except FileNotFoundError:
