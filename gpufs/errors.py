@@ -49,12 +49,20 @@ class NoAttribute(GpufsError):
     """No such extended attribute."""
 
 
+class NotSupported(GpufsError):
+    """Something the tree does not have at all, such as access control lists."""
+
+
 class UsageError(GpufsError):
     """The command line, an option or a configuration file is wrong."""
 
 
 class MountFailed(GpufsError):
     """The tree could not be mounted or unmounted."""
+
+
+class IndexUnwritable(GpufsError):
+    """The metadata index cannot be written: its disk is full or failing."""
 
 
 class CacheUnusable(GpufsError):
@@ -71,6 +79,7 @@ _ERRNO: tuple[tuple[type[BaseException], int], ...] = (
     (DeadlineExceeded, errno.ETIMEDOUT),
     (ReadOnly, errno.EROFS),
     (NoAttribute, errno.ENODATA),
+    (NotSupported, errno.EOPNOTSUPP),
 )
 
 

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import pyfuse3
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
 
-from gpufs.errors import GpufsError, NoAttribute, NotADirectory, NotFound, ReadOnly, errno_of
+from gpufs.errors import GpufsError, NoAttribute, NotADirectory, NotFound, NotSupported, ReadOnly, errno_of
 from gpufs.filesystem.files import Files
 from gpufs.filesystem.tree import FOREVER, Tree
 from gpufs.filesystem.xattrs import Attributes
@@ -31,6 +31,9 @@ BATCH = 256  # directory entries taken from the index at a time
 FIRST_COOKIE = 2  # readdir offsets: 1 is behind ".", 2 behind "..", inode + 2 behind that inode
 
 _FORMAT = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
+
+# Answers rather than failures: not logged.
+_EVERYDAY = (NotFound, NoAttribute, NotSupported, ReadOnly, NotADirectory)
 
 log = logging.getLogger("gpufs.fuse")
 
@@ -60,7 +63,7 @@ def _border(
         except FUSEError:
             raise
         except GpufsError as error:
-            if not isinstance(error, NotFound | NoAttribute | ReadOnly | NotADirectory):
+            if not isinstance(error, _EVERYDAY):
                 log.warning("%s: %s", handler.__name__, error)
             raise FUSEError(errno_of(error)) from None
         except Exception as error:

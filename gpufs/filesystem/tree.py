@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 import trio
 
@@ -14,6 +15,7 @@ from gpufs.errors import (
     AccessDenied,
     DeadlineExceeded,
     GpufsError,
+    IndexUnwritable,
     NotADirectory,
     NotFound,
     RemoteFailed,
@@ -98,7 +100,8 @@ class Tree:
             return
         now = self._index.lookup(inode.parent, inode.name)
         if now is not None and now.number == number:  # else it is known already
-            self._index.expire(inode.parent)
+            with suppress(IndexUnwritable):  # the reader is to hear of what he asked for
+                self._index.expire(inode.parent)
             self._on_change(Change(inode.parent, inode.name))
 
     async def refresh(self, path: bytes) -> dict[str, int]:
@@ -179,7 +182,7 @@ class Tree:
             if flight.landed.is_set():
                 try:
                     flight.result()
-                except (RemoteFailed, DeadlineExceeded, AccessDenied) as error:
+                except (RemoteFailed, DeadlineExceeded, AccessDenied, IndexUnwritable) as error:
                     self._source_down(directory, error)
                 else:
                     return max(self._fresh_for(directory), 1.0)

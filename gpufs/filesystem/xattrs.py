@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpufs.cache import Cache
-from gpufs.errors import NoAttribute
+from gpufs.errors import NoAttribute, NotSupported
 from gpufs.filesystem.tree import Tree
 from gpufs.index import Inode
 from gpufs.source.base import Kind
@@ -26,11 +26,17 @@ class Attributes:
         return [PREFIX + name for name in names]
 
     def get(self, number: int, name: bytes) -> bytes:
-        """The value of one attribute. Raises NoAttribute."""
+        """The value of one attribute. Raises NoAttribute; NotSupported outside the user's name space.
+
+        NotSupported for ACLs and security labels lets `ls -l` stop asking after the first file: it
+        would otherwise ask twice for every file, and the kernel remembers no answer.
+        """
         if name.startswith(PREFIX):
             value = self._value(self._tree.inode(number), name[len(PREFIX) :])
             if value is not None:
                 return value
+        if not name.startswith(b"user."):
+            raise NotSupported(f"no attributes such as {name!r}")
         raise NoAttribute(f"no attribute {name!r}")
 
     def _value(self, inode: Inode, name: bytes) -> bytes | None:

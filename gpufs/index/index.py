@@ -1,9 +1,9 @@
 """The metadata index of one dataset: what is read from it, and who may write.
 
 Every method is synchronous and thread-safe. No read transaction outlives a call, so readers never
-stand in the way of reuse of freed pages. LMDB's own errors (`lmdb.Error`: MapFullError, DiskError,
-CorruptedError, ...) are not translated; a write that raises has changed nothing. An environment does
-not survive fork(): open the index in the process that uses it.
+stand in the way of reuse of freed pages. What fails in LMDB while writing or opening raises
+IndexUnwritable, and has changed nothing; reading raises LMDB's own errors (`lmdb.Error`). An
+environment does not survive fork(): open the index in the process that uses it.
 
 Commits are not synced: kill -9 loses nothing, a crash of the machine may leave a damaged file. The
 owner of the directory removes it after an unclean reboot.
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import lmdb
 
+from gpufs.errors import IndexUnwritable
 from gpufs.index import records, tree
 from gpufs.index.environment import DAMAGE, DATA_FILE, Users, discard, open_environment
 from gpufs.index.listing import Writer
@@ -54,7 +55,7 @@ class Index:
         self._source_id = source_id
         self._users = Users(directory)
         try:
-            with self._users.exclusive() as alone:
+            with self._users.exclusive() as alone, self._explained():
                 self._env, self._tables = self._open(alone, root_mtime_ns)
         except BaseException:
             self._users.close()
@@ -161,7 +162,7 @@ class Index:
         """One transaction, in one thread; nothing of it is kept when the block or the commit raises."""
         writer: Writer | None = None
         try:
-            with self._env.begin(write=True) as txn:
+            with self._explained(), self._env.begin(write=True) as txn:
                 writer = Writer(txn, self._tables, self._source_id)
                 yield writer
                 writer.flush()
@@ -177,7 +178,7 @@ class Index:
         """
         now_ns = time.time_ns()
         packed = pack_number(number)
-        with self._env.begin(write=True) as txn:
+        with self._explained(), self._env.begin(write=True) as txn:
             data = txn.get(packed, db=self._tables.directories)
             if data is not None:
                 mark = Mark(Mark.unpack(data, now_ns).listed_ns, now_ns)
@@ -208,8 +209,17 @@ class Index:
         self._env.close()
         self._users.close()
 
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except lmdb.Error as error:
+            raise IndexUnwritable(
+                f"the metadata index in {self._directory} cannot be written ({error}); is the disk full?"
+            ) from error
+
     def _drop_some_orphans(self) -> int:
-        with self._env.begin(write=True) as txn:
+        with self._explained(), self._env.begin(write=True) as txn:
             cursor = txn.cursor(self._tables.orphans)
             count = 0
             found = cursor.first()

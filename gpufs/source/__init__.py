@@ -26,6 +26,7 @@ __all__ = [
     "ObjectRef",
     "Page",
     "Source",
+    "local_directory",
     "open_source",
 ]
 
@@ -41,10 +42,9 @@ def open_source(url: str, settings: S3Settings, metrics: Metrics) -> Source:
     What follows the scheme is taken byte for byte: a percent sign, `?` or `#` stands for itself.
     Raises UsageError.
     """
-    if "\0" in url:
-        raise UsageError("a source cannot contain a zero byte")
-    if url.startswith("/"):
-        return _open_directory(url, metrics)
+    directory = local_directory(url)
+    if directory is not None:
+        return FileSource(Path(directory), metrics)
     scheme, colon, rest = url.partition(":")
     if not colon or "/" in scheme:
         raise UsageError(_no_scheme(url))
@@ -52,14 +52,28 @@ def open_source(url: str, settings: S3Settings, metrics: Metrics) -> Source:
     if known not in _SUPPORTED:
         raise UsageError(_unknown_scheme(scheme))
     if not rest.startswith("//"):
-        raise UsageError(f"{url}: after `{known}:` come two slashes; did you mean {_slashed(known, rest)} ?")
-    if known == "file":
-        return _open_directory(_local_path(url, rest[2:]), metrics)
+        raise UsageError(_no_slashes(url, known, rest))
     return _open_s3(url, rest[2:], settings, metrics)
 
 
-def _open_directory(path: str, metrics: Metrics) -> Source:
-    return FileSource(Path(path), metrics)
+def local_directory(url: str) -> str | None:
+    """The absolute path of the directory of this host that `url` names; None for any other source.
+
+    Raises UsageError when it is a file URL of the wrong form.
+    """
+    if "\0" in url:
+        raise UsageError("a source cannot contain a zero byte")
+    if url.startswith("/"):
+        return url
+    scheme, _, rest = url.partition(":")
+    if scheme.lower() != "file":
+        return None
+    if not rest.startswith("//"):
+        raise UsageError(_no_slashes(url, "file", rest))
+    host, slash, path = rest[2:].partition("/")
+    if not slash or host not in ("", "localhost"):
+        raise UsageError(f"{url}: a file URL has three slashes; did you mean file:///{rest[2:]} ?")
+    return "/" + path
 
 
 def _open_s3(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> Source:
@@ -87,15 +101,9 @@ def _check_bucket(url: str, bucket: str) -> None:
         )
 
 
-def _local_path(url: str, rest: str) -> str:
-    host, slash, path = rest.partition("/")
-    if not slash or host not in ("", "localhost"):
-        raise UsageError(f"{url}: a file URL has three slashes; did you mean file:///{rest} ?")
-    return "/" + path
-
-
-def _slashed(scheme: str, rest: str) -> str:
-    return f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
+def _no_slashes(url: str, scheme: str, rest: str) -> str:
+    meant = f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
+    return f"{url}: after `{scheme}:` come two slashes; did you mean {meant} ?"
 
 
 def _no_scheme(url: str) -> str:
