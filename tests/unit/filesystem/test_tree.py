@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from gpufs.errors import AccessDenied, DeadlineExceeded, NotFound, RemoteFailed, VersionGone
+from gpufs.errors import AccessDenied, DeadlineExceeded, IndexUnwritable, NotFound, RemoteFailed, VersionGone
 from gpufs.filesystem.tree import CRAWL_AFTER, DOWN_PAUSE, FOREVER, PATIENCE
 from gpufs.index import ROOT, Change
 from gpufs.source.base import Kind
@@ -154,6 +154,27 @@ def test_while_the_source_is_down_the_old_listing_stays_in_force(tmp_path: Path,
         assert await world.find("b") is not None
 
     play(tmp_path, source, scene, now_ns=clock, clock=times)
+
+
+def test_an_index_that_cannot_be_written_keeps_what_it_has(tmp_path: Path) -> None:
+    """The disk of the index is full: known names stay, and neither a crawl nor an ESTALE ends the mount."""
+    clock = Clock()
+    source = FakeSource({"a": b"1"}, flat=True)
+
+    async def scene(world: World) -> None:
+        number = await world.number("a")
+        world.index._env.set_mapsize(1 << 18)
+        source.objects |= {b"%06d" % n: b"" for n in range(10_000)}
+        clock.pass_by(301)
+        assert await world.names() == ["a"]
+        assert world.metrics.stale_served.value == 1
+        await world.tree.crawl()
+        world.tree.distrust(number)
+        with pytest.raises(IndexUnwritable, match="is the disk full"):
+            await world.tree.refresh(b"")
+        assert await world.number("a") == number
+
+    play(tmp_path, source, scene, now_ns=clock)
 
 
 def test_a_slow_source_costs_a_reader_only_its_patience(tmp_path: Path) -> None:
