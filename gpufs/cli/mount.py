@@ -6,6 +6,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import IO, cast
 
@@ -66,6 +67,7 @@ def mount(
     for note in notes:
         say(note)
     config = MountConfig(absolute_source(source), _free_directory(mountpoint), options)
+    _check_apart(config.source, config.mountpoint)
     _check_fuse(options.allow_other)
     return _serve_here(config) if foreground else _start_daemon(config)
 
@@ -95,6 +97,39 @@ def _free_directory(mountpoint: str) -> str:
         )
         raise MountFailed(f"the mount point {where} {what}")
     return where
+
+
+def _check_apart(source: str, where: str) -> None:
+    """Refuse a mount point and a directory as source that hold one another, by whatever path.
+
+    The daemon would read its own mount, and wait for itself.
+    """
+    if not source.startswith("/") and not source.lower().startswith("file:"):
+        return
+    from gpufs.source import local_directory  # costs a few milliseconds, which most mounts do not need
+
+    directory = local_directory(source)
+    if directory is None:
+        return
+    root = os.path.realpath(directory)
+    try:
+        if any(os.path.samestat(os.stat(above), os.stat(root)) for above in _upwards(where)):
+            how = "is inside the source" if root != where else "is the source itself,"
+        elif any(os.path.samestat(os.stat(above), os.stat(where)) for above in _upwards(root)):
+            how = "contains the source"
+        else:
+            return
+    except OSError:
+        return  # the daemon's own check of the source says what is wrong with it
+    raise MountFailed(f"the mount point {where} {how} {root}; mount on a directory apart from it")
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """`path` and all directories above it."""
+    yield path
+    while path != "/":
+        path = os.path.dirname(path)
+        yield path
 
 
 def _check_fuse(allow_other: bool) -> None:

@@ -241,6 +241,66 @@ def test_a_directory_inside_a_gpufs_mount_is_refused(
     assert "is inside the gpufs mount on" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("source", "on", "says"),
+    [
+        ("set", "set", "is the source itself, "),
+        ("set", "set/sub", "is inside the source "),
+        ("set", "set/sub/deeper", "is inside the source "),
+        ("set/sub", "set", "contains the source "),
+        ("set/sub/deeper", "set", "contains the source "),
+        ("link", "set/sub", "is inside the source "),
+        ("set/sub", "link", "contains the source "),
+        ("set", "link/sub", "is inside the source "),
+        ("link/sub/..", "link/../set", "is the source itself, "),
+    ],
+)
+@pytest.mark.parametrize("form", ["{}", "file://{}", "file://localhost{}"])
+def test_a_mount_point_and_a_source_that_hold_one_another_are_refused(
+    source: str,
+    on: str,
+    says: str,
+    form: str,
+    tmp_path: Path,
+    no_daemon: list[MountConfig],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The daemon would read its own mount, so the command says no, whatever links the paths go through."""
+    base = tmp_path.resolve()
+    (base / "set/sub/deeper").mkdir(parents=True)
+    (base / "link").symlink_to("set")
+    assert main(["mount", form.format(base / source), str(base / on)]) == 1
+    said = capsys.readouterr().err
+    assert says + os.path.realpath(base / source) in said and "apart" in said
+    assert no_daemon == []
+
+
+def test_a_mount_point_beside_its_source_is_fine(tmp_path: Path, no_daemon: list[MountConfig]) -> None:
+    for name in ("set", "set2", "set2/on"):
+        (tmp_path / name).mkdir()
+    assert main(["mount", f"{tmp_path}/set", f"{tmp_path}/set2"]) == 0
+    assert main(["mount", f"file://{tmp_path}/set", f"{tmp_path}/set2/on"]) == 0
+    assert main(["mount", f"{tmp_path}/missing", f"{tmp_path}/set2/on"]) == 0, "the daemon says what is wrong"
+    assert len(no_daemon) == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a bind mount")
+def test_a_source_under_another_name_by_a_bind_mount_is_recognised(
+    tmp_path: Path, no_daemon: list[MountConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("set/sub", "alias"):
+        (tmp_path / name).mkdir(parents=True)
+    subprocess.run(["mount", "--bind", tmp_path / "set", tmp_path / "alias"], check=True)
+    try:
+        assert main(["mount", f"{tmp_path}/set", f"{tmp_path}/alias/sub"]) == 1
+        assert "is inside the source" in capsys.readouterr().err
+        assert main(["mount", f"{tmp_path}/set/sub", f"{tmp_path}/alias"]) == 1
+        assert "is a mount point already" in capsys.readouterr().err
+    finally:
+        subprocess.run(["umount", tmp_path / "alias"], check=True)
+    assert no_daemon == []
+
+
 def test_a_missing_fuse_device_says_what_to_do(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
