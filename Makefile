@@ -5,7 +5,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup lint test demo bench soak clean
+.PHONY: help setup lint test demo train bench soak clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -32,8 +32,14 @@ test: lint ## lint, then all tests; needs /dev/fuse
 	    exit 1; \
 	fi
 
-demo: setup ## mount a real image tree from a local S3 server and train on it
+demo: setup ## a local S3 server, a sample data set, mounted, read cold and warm, verified
 	$(BIN)/python -m tests.demo
+
+train: setup ## two epochs of PyTorch's DataLoader over 3,800 real images (needs npm; installs torch)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q torch==2.13.0 numpy
+	mkdir -p build/images
+	test -d build/images/package || (cd build/images && npm pack --silent emoji-datasource-google && tar xzf *.tgz)
+	$(BIN)/python -W "ignore:This DataLoader" -m tests.train build/images/package
 
 bench: setup ## measure this checkout
 	$(BIN)/python -m tests.bench
