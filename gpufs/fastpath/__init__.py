@@ -1,0 +1,1 @@
+"""The fast path process: answers what is on this host straight from /dev/fuse, relays the rest."""
