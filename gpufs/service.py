@@ -30,6 +30,7 @@ from gpufs.metrics import Metrics
 from gpufs.options import MountConfig
 from gpufs.source import Kind, Source, open_source
 from gpufs.source.s3.settings import S3Settings
+from gpufs.view import Ownership, View
 
 MAX_REQUESTS = 512  # FUSE requests handled at once; most of them wait for the source
 HIDDEN_SHOWN = 20  # hidden keys named in the status
@@ -108,7 +109,7 @@ class Mount:
                 files,
                 Attributes(tree, self._cache, self._config.source),
                 self._index,
-                fuse.Ownership(options.uid, options.gid, options.file_mode, options.dir_mode),
+                View(Ownership(options.uid, options.gid, options.file_mode, options.dir_mode)),
             )
             mountpoint = self._config.mountpoint
             try:

@@ -9,9 +9,7 @@ import errno
 import functools
 import logging
 import os
-import stat
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pyfuse3
@@ -19,18 +17,15 @@ from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestC
 
 from gpufs.errors import GpufsError, NoAttribute, NotADirectory, NotFound, NotSupported, ReadOnly, errno_of
 from gpufs.filesystem.files import Files
-from gpufs.filesystem.tree import FOREVER, Tree
+from gpufs.filesystem.tree import Tree
 from gpufs.filesystem.xattrs import Attributes
 from gpufs.index import Change, Index, Inode
 from gpufs.source.base import Kind
+from gpufs.view import FOREVER, NAME_MAX, PREFERRED_READ, View
 
-NAME_MAX = 255
 BLOCK = 4096  # bytes; what statfs counts in and what st_blksize advises at least
-PREFERRED_READ = 1 << 20  # bytes; st_blksize, so that cp and friends read in large pieces
 BATCH = 256  # directory entries taken from the index at a time
 FIRST_COOKIE = 2  # readdir offsets: 1 is behind ".", 2 behind "..", inode + 2 behind that inode
-
-_FORMAT = {Kind.FILE: stat.S_IFREG, Kind.DIRECTORY: stat.S_IFDIR, Kind.SYMLINK: stat.S_IFLNK}
 
 # Answers rather than failures: not logged.
 _EVERYDAY = (NotFound, NoAttribute, NotSupported, ReadOnly, NotADirectory)
@@ -39,16 +34,6 @@ log = logging.getLogger("gpufs.fuse")
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """Owners and permission bits shown: those of an option win, then the source's, then the defaults."""
-
-    uid: int | None
-    gid: int | None
-    file_mode: int | None
-    dir_mode: int | None
 
 
 def _border(
@@ -80,17 +65,13 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(
-        self, tree: Tree, files: Files, xattrs: Attributes, index: Index, ownership: Ownership
-    ) -> None:
+    def __init__(self, tree: Tree, files: Files, xattrs: Attributes, index: Index, view: View) -> None:
         super().__init__()
         self._tree = tree
         self._files = files
         self._xattrs = xattrs
         self._index = index
-        self._own = ownership
-        self._default_uid = os.getuid()
-        self._default_gid = os.getgid()
+        self._view = view
 
     # -- names
 
@@ -192,23 +173,16 @@ class Operations(pyfuse3.Operations):
         return pyfuse3.readdir_reply(token, cast(Any, name), self._attributes(inode, holds), cookie)
 
     def _attributes(self, inode: Inode, holds: float) -> EntryAttributes:
-        own = self._own
-        directory = inode.kind is Kind.DIRECTORY
-        mode = own.dir_mode if directory else own.file_mode
-        if mode is None or inode.kind is Kind.SYMLINK:
-            mode = inode.mode if inode.mode is not None else 0o555 if directory else 0o444
-        uid = own.uid if own.uid is not None else inode.uid
-        gid = own.gid if own.gid is not None else inode.gid
-        size = len(inode.target) if inode.kind is Kind.SYMLINK else inode.size
+        shown = self._view.show(inode)
         entry = EntryAttributes()
         entry.st_ino = cast(Any, inode.number)
-        entry.st_mode = cast(Any, _FORMAT[inode.kind] | mode)
+        entry.st_mode = cast(Any, shown.mode)
         entry.st_nlink = 1
-        entry.st_uid = uid if uid is not None else self._default_uid
-        entry.st_gid = gid if gid is not None else self._default_gid
-        entry.st_size = size
+        entry.st_uid = shown.uid
+        entry.st_gid = shown.gid
+        entry.st_size = shown.size
         entry.st_blksize = PREFERRED_READ
-        entry.st_blocks = -(-size // 512)
+        entry.st_blocks = shown.blocks
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = inode.mtime_ns
         entry.entry_timeout = holds
         entry.attr_timeout = FOREVER

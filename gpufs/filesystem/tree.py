@@ -26,8 +26,8 @@ from gpufs.fetch.workers import Workers
 from gpufs.index import ROOT, Change, Index, Inode, Listing
 from gpufs.metrics import Metrics
 from gpufs.source.base import Kind, Source
+from gpufs.view import fresh_for
 
-FOREVER = 10 * 365 * 86400.0  # seconds; what the kernel is told when an answer never expires
 PATIENCE = 3.0  # seconds a reader waits for a re-listing before the old one is served
 DOWN_PAUSE = 10.0  # seconds an old listing is served without asking a source that failed
 LISTING_THREADS = 16
@@ -162,12 +162,7 @@ class Tree:
 
     def _fresh_for(self, directory: int) -> float:
         """Seconds the listing of `directory` is still good for; 0 or less when it must be renewed."""
-        listed = self._index.listed(directory)
-        if listed is None or not listed.complete or not listed.at_ns:
-            return 0.0
-        if self._ttl == math.inf:
-            return FOREVER
-        return self._ttl - (self._now_ns() - listed.at_ns) / 1e9
+        return fresh_for(self._index.listed(directory), self._ttl, self._now_ns)
 
     async def _renew(self, directory: int) -> float:
         """List `directory` anew; while the source is down, what is known of it stays in force."""

@@ -10,9 +10,10 @@ import trio
 import trio.testing
 
 from gpufs.errors import AccessDenied, DeadlineExceeded, IndexUnwritable, NotFound, RemoteFailed, VersionGone
-from gpufs.filesystem.tree import CRAWL_AFTER, DOWN_PAUSE, FOREVER, PATIENCE
+from gpufs.filesystem.tree import CRAWL_AFTER, DOWN_PAUSE, PATIENCE
 from gpufs.index import ROOT, Change
 from gpufs.source.base import Kind
+from gpufs.view import FOREVER
 from tests.unit.filesystem.helpers import Clock, FakeSource, World, play
 
 
