@@ -7,6 +7,7 @@ from collections import OrderedDict
 import trio
 
 from gpufs.cache import CHUNK, Cache, Partial
+from gpufs.errors import DeadlineExceeded, GpufsError, RemoteFailed
 from gpufs.fetch.flight import SingleFlight
 from gpufs.fetch.workers import Workers
 from gpufs.metrics import Metrics
@@ -15,6 +16,7 @@ from gpufs.source.base import ObjectRef, Source
 DEMAND_THREADS = 64  # requests that a reader waits for, at once
 READ_AHEAD_THREADS = 32  # chunks fetched before they are asked for, at once
 UNKEPT_BYTES = 256 << 20  # chunks held in memory because the cache could not take them
+FAILURE_HOLDS = 1.0  # seconds; the kernel asks at once again for what it failed to read ahead
 
 
 class Fetcher:
@@ -28,6 +30,7 @@ class Fetcher:
         self._ahead = Workers(READ_AHEAD_THREADS)
         self._chunks: SingleFlight[tuple[bytes, int], None] = SingleFlight(nursery)
         self._unkept = UnkeptChunks(UNKEPT_BYTES)
+        self._failed: dict[tuple[bytes, int], tuple[float, GpufsError]] = {}
 
     async def object(self, digest: bytes, ref: ObjectRef) -> int:
         """A descriptor of the whole object, which ends up in the cache when there is room."""
@@ -43,15 +46,27 @@ class Fetcher:
     async def chunk(self, partial: Partial, digest: bytes, ref: ObjectRef, number: int) -> memoryview | None:
         """Have chunk `number` at hand: None when `partial` holds it now, its bytes when it could not.
 
-        `partial` must stay open until this returns.
+        `partial` must stay open until this returns. A source that failed until its deadline is not
+        asked for the same chunk again for a moment, or one read(2) would wait for two deadlines.
         """
+        key = (digest, number)
         while not partial.has(number):
-            if (data := self._unkept.get((digest, number))) is not None:
+            if (data := self._unkept.get(key)) is not None:
                 return data
-            await self._chunks.run(
-                (digest, number), lambda: self._chunk(self._demand, partial, digest, ref, number)
-            )
+            self._raise_recent_failure(key)
+            try:
+                await self._chunks.run(key, lambda: self._chunk(self._demand, partial, digest, ref, number))
+            except (RemoteFailed, DeadlineExceeded) as error:
+                self._failed[key] = (trio.current_time() + FAILURE_HOLDS, error)
+                raise
         return None
+
+    def _raise_recent_failure(self, key: tuple[bytes, int]) -> None:
+        if self._failed:
+            now = trio.current_time()
+            self._failed = {k: (until, error) for k, (until, error) in self._failed.items() if until > now}
+            if key in self._failed:
+                raise self._failed[key][1]
 
     async def ahead(self, partial: Partial, digest: bytes, ref: ObjectRef, number: int) -> None:
         """Like chunk(), before anybody asked; waits its turn behind the other read-ahead."""

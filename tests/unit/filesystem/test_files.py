@@ -12,7 +12,8 @@ import trio
 import trio.testing
 
 from gpufs.cache import CHUNK
-from gpufs.errors import IsADirectory, ObjectArchived, RemoteFailed, VersionGone
+from gpufs.errors import DeadlineExceeded, IsADirectory, ObjectArchived, RemoteFailed, VersionGone
+from gpufs.fetch.fetcher import FAILURE_HOLDS
 from gpufs.fetch.readahead import MAX_WINDOW
 from gpufs.index import ROOT, Change
 from tests.unit.filesystem.helpers import BIG, FakeSource, World, content, descriptors, play
@@ -215,10 +216,34 @@ def test_failed_read_ahead_is_not_the_readers_trouble(tmp_path: Path) -> None:
         with pytest.raises(RemoteFailed):
             await world.read(number, 2 * CHUNK, 10)
         source.failure = None
+        times.jump(FAILURE_HOLDS)
         assert await read_all(world, number, BIG) == LARGE
         world.files.release(number)
 
-    play(tmp_path, source, scene)
+    times = trio.testing.MockClock()
+    play(tmp_path, source, scene, clock=times)
+
+
+def test_the_kernels_second_try_does_not_wait_for_a_second_deadline(tmp_path: Path) -> None:
+    """It reads again what it could not read ahead: for a moment that fails without asking the source."""
+    source, times = example(), trio.testing.MockClock()
+
+    async def scene(world: World) -> None:
+        number = await world.number("large")
+        await world.files.open(number)
+        source.failure = DeadlineExceeded("60 s of silence")
+        for _ in range(2):
+            for _ in range(3):
+                with pytest.raises(DeadlineExceeded):
+                    await world.read(number, 0, 4096)
+            assert await world.read(number, BIG, 10) == b""
+            times.jump(FAILURE_HOLDS)
+        assert len(source.reads) == 2
+        source.failure = None
+        assert await world.read(number, 0, 4096) == LARGE[:4096]
+        world.files.release(number)
+
+    play(tmp_path, source, scene, clock=times)
 
 
 def test_many_readers_of_one_file_cause_one_fetch(tmp_path: Path) -> None:
