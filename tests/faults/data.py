@@ -61,3 +61,11 @@ def errno_of_read(path: Path, offset: int = 0, length: int = 4096) -> int:
     finally:
         os.close(fd)
     return 0
+
+
+def drop_pages(root: Path, names: dict[str, bytes]) -> None:
+    """Have the next reads of these files ask the daemon, not the kernel's page cache."""
+    for name in names:
+        fd = os.open(root / name, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)

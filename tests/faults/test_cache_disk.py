@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Dataset
-from tests.faults.data import MIB, check, read_all
+from tests.faults.data import MIB, check, drop_pages, read_all
 from tests.mounts import MountFactory, detach
 
 DISK = 48 * MIB
@@ -218,11 +218,3 @@ def test_a_cache_disk_that_becomes_read_only(dataset: Dataset, mount: MountFacto
 def device_number(where: Path) -> str:
     number = os.stat(where).st_dev
     return f"{os.major(number)}:{os.minor(number)}"
-
-
-def drop_pages(root: Path, names: dict[str, bytes]) -> None:
-    """Have the next reads of these files ask the daemon, not the kernel's page cache."""
-    for name in names:
-        fd = os.open(root / name, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
