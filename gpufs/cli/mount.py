@@ -6,7 +6,6 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import IO, cast
 
@@ -67,7 +66,7 @@ def mount(
     for note in notes:
         say(note)
     config = MountConfig(absolute_source(source), _free_directory(mountpoint), options)
-    _check_apart(config.source, config.mountpoint)
+    _check_apart(config.source, config.mountpoint, str(options.cache_dir))
     _check_fuse(options.allow_other)
     return _serve_here(config) if foreground else _start_daemon(config)
 
@@ -99,37 +98,45 @@ def _free_directory(mountpoint: str) -> str:
     return where
 
 
-def _check_apart(source: str, where: str) -> None:
-    """Refuse a mount point and a directory as source that hold one another, by whatever path.
-
-    The daemon would read its own mount, and wait for itself.
-    """
+def _check_apart(source: str, where: str, cache_dir: str) -> None:
+    """Refuse what would make the daemon read its own mount, and wait for itself, or cache its own cache."""
+    if _is_inside(cache_dir, where):
+        raise MountFailed(
+            f"the mount point {where} would hide cache_dir={cache_dir}; choose a directory outside of it"
+        )
     if not source.startswith("/") and not source.lower().startswith("file:"):
         return
     from gpufs.source import local_directory  # costs a few milliseconds, which most mounts do not need
 
-    directory = local_directory(source)
-    if directory is None:
+    root = os.path.realpath(local_directory(source) or source)
+    if _is_inside(where, root):
+        how = "is inside the source" if not _is_inside(root, where) else "is the source itself,"
+    elif _is_inside(root, where):
+        how = "contains the source"
+    elif _is_inside(cache_dir, root):
+        raise MountFailed(
+            f"cache_dir={cache_dir} is inside the source {root}, which would grow by what is cached; "
+            "choose a directory outside of it"
+        )
+    else:
         return
-    root = os.path.realpath(directory)
-    try:
-        if any(os.path.samestat(os.stat(above), os.stat(root)) for above in _upwards(where)):
-            how = "is inside the source" if root != where else "is the source itself,"
-        elif any(os.path.samestat(os.stat(above), os.stat(where)) for above in _upwards(root)):
-            how = "contains the source"
-        else:
-            return
-    except OSError:
-        return  # the daemon's own check of the source says what is wrong with it
     raise MountFailed(f"the mount point {where} {how} {root}; mount on a directory apart from it")
 
 
-def _upwards(path: str) -> Iterator[str]:
-    """`path` and all directories above it."""
-    yield path
-    while path != "/":
+def _is_inside(path: str, directory: str) -> bool:
+    """True when `path`, which need not exist, is `directory` or below it, by whatever links and binds."""
+    try:
+        top = os.stat(directory)
+    except OSError:
+        return False
+    path = os.path.realpath(path)
+    while True:
+        with suppress(OSError):
+            if os.path.samestat(os.stat(path), top):
+                return True
+        if path == "/":
+            return False
         path = os.path.dirname(path)
-        yield path
 
 
 def _check_fuse(allow_other: bool) -> None:

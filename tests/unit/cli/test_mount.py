@@ -284,6 +284,23 @@ def test_a_mount_point_beside_its_source_is_fine(tmp_path: Path, no_daemon: list
     assert len(no_daemon) == 3
 
 
+def test_a_cache_that_would_be_hidden_or_cached_is_refused(
+    tmp_path: Path, no_daemon: list[MountConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Below the mount point it would be out of the daemon's own reach; in the source it would feed itself."""
+    base = tmp_path.resolve()
+    for name in ("set", "on/sub", "cache"):
+        (base / name).mkdir(parents=True)
+    (base / "link").symlink_to("on/sub")
+    for cache in ("on", "on/sub", "on/new/deeper", "link", "link/new"):
+        assert main(["mount", "s3://b", f"{base}/on", "-o", f"cache_dir={base}/{cache}"]) == 1
+        assert f"would hide cache_dir={base}/{cache}" in capsys.readouterr().err
+    assert main(["mount", f"{base}/set", f"{base}/on", "-o", f"cache_dir={base}/set/new"]) == 1
+    assert "is inside the source" in capsys.readouterr().err
+    assert no_daemon == []
+    assert main(["mount", f"{base}/set", f"{base}/on", "-o", f"cache_dir={base}/cache"]) == 0
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a bind mount")
 def test_a_source_under_another_name_by_a_bind_mount_is_recognised(
     tmp_path: Path, no_daemon: list[MountConfig], capsys: pytest.CaptureFixture[str]
