@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import lmdb
 import xxhash
@@ -79,8 +80,7 @@ class Counters:
         return Counters(*_COUNTERS.unpack(data))
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """When the last complete listing of a directory started, and when it was declared stale."""
 
     listed_ns: int

@@ -3,6 +3,8 @@
 A source is synchronous and thread-safe: it is called from worker threads, many at once. Paths are
 bytes relative to the mounted root, components joined by `/`, never starting or ending with one;
 `b""` is the root.
+
+Values that come by the million are named tuples: a frozen dataclass takes three times as long to make.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Kind(IntEnum):
@@ -19,8 +21,7 @@ class Kind(IntEnum):
     SYMLINK = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One name in a directory, as a listing gives it.
 
     `version` tells two contents of the same path apart, together with `size` (S3: the ETag without
@@ -68,8 +69,7 @@ class Page:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRef:
+class ObjectRef(NamedTuple):
     """One immutable version of one object."""
 
     path: bytes

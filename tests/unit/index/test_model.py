@@ -18,15 +18,21 @@ from gpufs.index.records import ROOT, Change, Inode, Totals, digest_of
 from gpufs.source.base import Entry, Hidden, Kind, Page
 from tests.unit.index.helpers import SOURCE, check_invariants
 
+
+def _entry(*values, **more):
+    """An Entry of these values and its defaults: builds() would make up the fields of a named tuple."""
+    return Entry(*values, **more)
+
+
 _NAMES = st.sampled_from([b"a", b"b", b"c", b"d"])
 _PATHS = st.lists(_NAMES, max_size=2).map(b"/".join)
 _FILES = st.builds(
-    Entry, _NAMES, st.just(Kind.FILE), st.integers(0, 2), st.integers(1, 2), st.sampled_from(["v", "a" * 32])
+    _entry, _NAMES, st.just(Kind.FILE), st.integers(0, 2), st.integers(1, 2), st.sampled_from(["v", "a" * 32])
 )
 _ENTRIES = st.one_of(
     _FILES,
-    st.builds(Entry, _NAMES, st.just(Kind.DIRECTORY), st.just(0), st.integers(0, 2)),
-    st.builds(Entry, _NAMES, st.just(Kind.SYMLINK), target=st.sampled_from([b"x", b"y"])),
+    st.builds(_entry, _NAMES, st.just(Kind.DIRECTORY), st.just(0), st.integers(0, 2)),
+    st.builds(_entry, _NAMES, st.just(Kind.SYMLINK), target=st.sampled_from([b"x", b"y"])),
 )
 _HIDDEN = st.builds(Hidden, st.sampled_from([b"/", b"./"]), st.just("why"), st.integers(1, 3))
 _PAGES = st.lists(
