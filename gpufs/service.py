@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import trio
 
@@ -27,6 +26,7 @@ from gpufs.filesystem.tree import Tree
 from gpufs.filesystem.xattrs import Attributes
 from gpufs.index import ROOT, Change, Index
 from gpufs.metrics import Metrics
+from gpufs.mounting import shown_source
 from gpufs.options import MountConfig
 from gpufs.source import Kind, Source, open_source
 from gpufs.source.s3.settings import S3Settings
@@ -113,7 +113,7 @@ class Mount:
             )
             mountpoint = self._config.mountpoint
             try:
-                fuse.mount(operations, mountpoint, _shown(self._config.source), options.allow_other)
+                fuse.mount(operations, mountpoint, shown_source(self._config.source), options.allow_other)
             except (OSError, RuntimeError) as error:
                 raise MountFailed(
                     f"cannot mount on {mountpoint}: {error}; try `gpufs mount --foreground` for details"
@@ -256,11 +256,6 @@ def _first(group: BaseExceptionGroup[BaseException]) -> GpufsError | None:
 
 def _path(request: dict[str, Any]) -> bytes:
     return os.fsencode(str(request.get("path", ""))).strip(b"/")
-
-
-def _shown(source: str) -> str:
-    """The source as the mount table shows it: ASCII, and no comma, which ends a mount option."""
-    return quote(os.fsencode(source), safe="/:@!$&'()*+;=~?#[]")
 
 
 if __name__ == "__main__":

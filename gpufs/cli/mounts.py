@@ -11,12 +11,12 @@ from contextlib import suppress
 from gpufs.control import client, paths
 from gpufs.control.paths import Mount
 from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
+from gpufs.mounting import unmount
 
 # statfs goes to the daemon; in a child of its own, because it may never come back.
 _PROBE = "import os, sys\ntry: os.statvfs(sys.argv[1])\nexcept OSError as e: sys.exit(e.errno)"
 _PROBE_PATIENCE_S = 5.0
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
-_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8  # <sys/mount.h>
 
 
 def named_mount(mountpoint: str) -> Mount:
@@ -53,7 +53,7 @@ def is_dead(mount: Mount) -> bool:
 
 def detach(mount: Mount, *, lazy: bool) -> None:
     """Unmount; MountFailed names the processes that keep it busy."""
-    failure = _umount2(mount, lazy) if os.geteuid() == 0 else _fusermount(mount, lazy)
+    failure = unmount(mount.mountpoint, lazy=lazy)
     if failure is None:
         return
     where = mount.mountpoint
@@ -65,33 +65,6 @@ def detach(mount: Mount, *, lazy: bool) -> None:
         f"{where} is busy{': in use by ' + shown if users else ''}; end that and try again, "
         f"or detach it now and let it go when the last user ends: gpufs umount --lazy {where}"
     )
-
-
-def _umount2(mount: Mount, lazy: bool) -> str | None:
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)
-    if libc.umount2(os.fsencode(mount.mountpoint), flags) == 0:
-        return None
-    return os.strerror(ctypes.get_errno())
-
-
-def _fusermount(mount: Mount, lazy: bool) -> str | None:
-    try:
-        done = subprocess.run(
-            ["fusermount3", "-uz" if lazy else "-u", "--", mount.mountpoint],
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except FileNotFoundError:
-        return "fusermount3 is missing; install the package fuse3"
-    if done.returncode == 0:
-        return None
-    busy = os.strerror(errno.EBUSY)
-    return busy if "busy" in done.stderr else done.stderr.strip() or f"fusermount3 exit {done.returncode}"
 
 
 def holders(mountpoint: str) -> list[str]:

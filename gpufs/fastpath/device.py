@@ -8,15 +8,14 @@ import os
 
 from gpufs.fastpath import wire
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
-
 
 class Device:
     """An open /dev/fuse of a mounted connection."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self._ioctl = ctypes.CDLL(None, use_errno=True).ioctl
+        self._ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
 
     def reply(self, unique: int, *parts: bytes | memoryview) -> bool:
         """Answer a request; False when the kernel no longer wants the answer (interrupted, unmounted)."""
@@ -51,7 +50,7 @@ class Device:
     def backing_open(self, fd: int) -> int:
         """Register an open file for passthrough; its backing id. Raises OSError."""
         argument = ctypes.create_string_buffer(wire.BACKING_MAP.pack(fd, 0, 0), wire.BACKING_MAP.size)
-        backing_id = _libc.ioctl(self.fd, wire.BACKING_OPEN, ctypes.addressof(argument))
+        backing_id = self._ioctl(self.fd, wire.BACKING_OPEN, ctypes.addressof(argument))
         if backing_id <= 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -60,7 +59,7 @@ class Device:
     def backing_close(self, backing_id: int) -> bool:
         """Let the kernel forget a backing id; files open with it keep their bytes."""
         argument = ctypes.c_uint32(backing_id)
-        return bool(_libc.ioctl(self.fd, wire.BACKING_CLOSE, ctypes.addressof(argument)) == 0)
+        return bool(self._ioctl(self.fd, wire.BACKING_CLOSE, ctypes.addressof(argument)) == 0)
 
     @staticmethod
     def _refused(error: OSError) -> bool:

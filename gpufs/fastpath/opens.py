@@ -18,6 +18,7 @@ _HEADER = Struct("<QQI")  # magic, slots ever used, last backing id
 _MAGIC = 0x31304E45504F4647  # "GFOPEN01"
 _DOUBT = Struct("<QQI")  # unique, inode, +1 for an open or -1 for a release as an unsigned number
 _DOUBT_AT = (64, 96)  # one for each thread that answers the kernel
+_AGREEMENT_AT, _AGREEMENT_SIZE = 128, 12
 _SLOTS_AT = 4096
 SLOTS = 1 << 20
 TABLE_SIZE = _SLOTS_AT + SLOTS * _SLOT.size  # bytes of address space; only what is used takes memory
@@ -118,6 +119,14 @@ class OpenTable:
             if unique:
                 found[unique] = (inode, -1 if change == _RELEASED else change)
         return found
+
+    # -- what INIT settled holds for the life of the mount, as the table does
+
+    def agreement(self) -> bytes:
+        return self._memory[_AGREEMENT_AT : _AGREEMENT_AT + _AGREEMENT_SIZE]
+
+    def set_agreement(self, packed: bytes) -> None:
+        self._memory[_AGREEMENT_AT : _AGREEMENT_AT + _AGREEMENT_SIZE] = packed
 
     def close(self) -> None:
         self._memory.close()

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from struct import Struct
 
+MINOR = 44  # of the protocol described here; the kernel uses the smaller of this and its own
+
 # struct fuse_in_header: len, opcode, unique, nodeid (then uid, gid, pid, total_extlen, padding)
 IN_HEADER = Struct("<IIQQ")
 IN_HEADER_SIZE = 40
@@ -29,6 +31,7 @@ BIG_WRITES = 1 << 5
 DO_READDIRPLUS = 1 << 13
 PARALLEL_DIROPS = 1 << 18
 MAX_PAGES = 1 << 22
+CACHE_SYMLINKS = 1 << 23
 INIT_EXT = 1 << 30
 PASSTHROUGH = 1 << 37 - 32  # in flags2
 HAS_RESEND = 1 << 39 - 32  # in flags2
@@ -47,7 +50,7 @@ READ_IN = Struct("<QQI")
 
 # struct fuse_attr: ino, size, blocks, atime, mtime, ctime, atimensec, mtimensec, ctimensec, mode,
 # nlink, uid, gid, rdev, blksize, flags
-ATTR = Struct("<QQQQQQIIIIIIIIII")
+ATTR = Struct("<QQQqqqIIIIIIIIII")
 # struct fuse_entry_out: nodeid, generation, entry_valid, attr_valid, entry_valid_nsec, attr_valid_nsec
 ENTRY = Struct("<QQQQII")
 # struct fuse_attr_out: attr_valid, attr_valid_nsec, dummy

@@ -1,0 +1,215 @@
+"""The request loop: reads /dev/fuse, answers what is on this host, forwards the rest as it came."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import lmdb
+
+from gpufs.cache.layout import Layout
+from gpufs.fastpath import wire
+from gpufs.fastpath.device import Device
+from gpufs.fastpath.feed import Recorder
+from gpufs.fastpath.handles import OURS
+from gpufs.fastpath.negotiation import LARGEST_READ
+from gpufs.fastpath.opening import Opening
+from gpufs.index import Index, Inode
+from gpufs.source.base import Kind
+from gpufs.view import FOREVER, NAME_MAX, PREFERRED_READ, View, fresh_for
+
+REQUEST_SIZE = LARGEST_READ + (64 << 10)  # bytes; must exceed max_write + 4 KiB, or every read gives EINVAL
+INTERNAL = 1 << 62  # set in the unique of our own requests to the filesystem process
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
+_BODY = wire.IN_HEADER_SIZE
+_PID_AT = 32
+_NO_ENTRY = bytes(wire.ATTR.size)
+
+log = logging.getLogger("gpufs.fastpath")
+
+
+class Loop:
+    """Serves one mount until it is unmounted. Holds no truth of its own: index and cache have it."""
+
+    def __init__(
+        self,
+        device: Device,
+        pair: socket.socket,
+        index: Index,
+        objects: Layout,
+        view: View,
+        ttl: float,
+        opening: Opening,
+        recorder: Recorder,
+    ) -> None:
+        self._device = device
+        self._pair = pair
+        self._index = index
+        self._objects = objects
+        self._view = view
+        self._ttl = ttl
+        self._opening = opening
+        self._recorder = recorder
+        self._buffer = bytearray(REQUEST_SIZE)
+        self._request = memoryview(self._buffer)
+        self._data = memoryview(bytearray(LARGEST_READ))
+        self._internal = INTERNAL
+        self._internal_lock = threading.Lock()
+        self.opens_forwarded: set[int] = set()  # uniques of OPENs the relay will see an answer to
+        self._handlers: dict[int, Callable[[int, int], bool]] = {
+            wire.LOOKUP: self._lookup,
+            wire.GETATTR: self._getattr,
+            wire.OPEN: self._open,
+            wire.READ: self._read,
+            wire.RELEASE: self._release,
+            wire.GETXATTR: self._getxattr,
+            wire.FLUSH: self._flush,
+            wire.FORGET: self._no_reply,
+            wire.BATCH_FORGET: self._no_reply,
+            wire.INTERRUPT: self._no_reply,
+        }
+
+    def run(self) -> None:
+        """Serve until the tree is unmounted."""
+        unpack, handlers, fd = wire.IN_HEADER.unpack_from, self._handlers, self._device.fd
+        while True:
+            try:
+                size = os.readv(fd, [self._buffer])
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    return
+                if error.errno not in (errno.ENOENT, errno.EINTR, errno.EAGAIN):
+                    raise
+                continue  # the request was taken back before it could be read
+            _, opcode, unique, inode = unpack(self._buffer)
+            handler = handlers.get(opcode)
+            try:
+                done = handler is not None and handler(unique, inode)
+            except lmdb.Error as error:
+                log.warning("the index cannot be read, the filesystem process is asked instead: %s", error)
+                done = False
+            if not done:
+                self._pair.send(self._request[:size])
+
+    def release_in_filesystem(self, inode: int) -> None:
+        """Tell the filesystem process that one of its opens has ended; from any thread."""
+        with self._internal_lock:
+            self._internal += 1
+            unique = self._internal
+        body = wire.RELEASE_IN.pack(inode) + bytes(16)
+        header = wire.IN_HEADER.pack(_BODY + len(body), wire.RELEASE, unique, inode)
+        self._pair.send(header + bytes(_BODY - len(header)) + body)
+
+    # -- handlers: True when the request is answered; False to forward it
+
+    def _lookup(self, unique: int, parent: int) -> bool:
+        length = wire.IN_HEADER.unpack_from(self._buffer)[0]
+        name = bytes(self._request[_BODY : length - 1])
+        holds = fresh_for(self._index.listed(parent), self._ttl)
+        if holds <= 0 or len(name) > NAME_MAX:
+            return False
+        inode = self._index.lookup(parent, name)
+        seconds = int(holds)
+        nanoseconds = int((holds - seconds) * 1e9)
+        if inode is None:
+            self._device.reply(unique, wire.ENTRY.pack(0, 0, seconds, 0, nanoseconds, 0), _NO_ENTRY)
+        else:
+            entry = wire.ENTRY.pack(inode.number, 0, seconds, int(FOREVER), nanoseconds, 0)
+            self._device.reply(unique, entry, self._attributes(inode))
+        return True
+
+    def _getattr(self, unique: int, number: int) -> bool:
+        inode = self._index.get(number)
+        if inode is None:
+            return False
+        self._device.reply(unique, wire.ATTR_OUT.pack(int(FOREVER), 0, 0), self._attributes(inode))
+        return True
+
+    def _open(self, unique: int, number: int) -> bool:
+        if unique & wire.UNIQUE_RESEND:
+            self._opening.take_back(unique)
+        flags, _ = wire.OPEN_IN.unpack_from(self._buffer, _BODY)
+        inode = None if flags & _WRITING else self._index.get(number)
+        if inode is not None and inode.kind is Kind.FILE and inode.size:
+            digest = inode.digest
+            if self._opening.hit(unique, number, lambda: self._objects.open_object(digest)):
+                pid = int.from_bytes(self._request[_PID_AT : _PID_AT + 4], "little")
+                if self._recorder.add(number, digest, pid):
+                    self._recorder.send(time.time_ns())
+                return True
+        self.opens_forwarded.add(unique)
+        return False
+
+    def _read(self, unique: int, number: int) -> bool:
+        handle, offset, size = wire.READ_IN.unpack_from(self._buffer, _BODY)
+        if not handle & OURS:
+            return False
+        inode = self._index.get(number)
+        if inode is None:
+            return False
+        fd = self._opening.file_of(number)
+        if fd is None:
+            try:
+                fd = self._objects.open_object(inode.digest)
+            except OSError:
+                return False
+            self._opening.adopt(number, fd)
+        size = max(0, min(size, inode.size - offset))
+        try:
+            count = os.preadv(fd, [self._data[:size]], offset, os.RWF_NOWAIT)
+        except OSError:  # not in the page cache: a wait that belongs to another process
+            return False
+        if count != size:
+            return False
+        self._device.reply(unique, self._data[:size])
+        return True
+
+    def _release(self, unique: int, number: int) -> bool:
+        counted = bool(unique & wire.UNIQUE_RESEND) and self._opening.take_back(unique) < 0
+        (handle,) = wire.RELEASE_IN.unpack_from(self._buffer, _BODY)
+        self._opening.released(unique, number, counted)
+        if not handle & OURS:
+            self.release_in_filesystem(number)
+        return True
+
+    def _getxattr(self, unique: int, number: int) -> bool:
+        # struct fuse_getxattr_in: size, padding; then the name.
+        if self._buffer.startswith(b"user.", _BODY + 8):
+            return False
+        self._device.error(unique, errno.EOPNOTSUPP)
+        return True
+
+    def _flush(self, unique: int, number: int) -> bool:
+        self._device.error(unique, errno.ENOSYS)  # and the kernel never asks again
+        return True
+
+    def _no_reply(self, unique: int, number: int) -> bool:
+        return True
+
+    def _attributes(self, inode: Inode) -> bytes:
+        shown = self._view.show(inode)
+        seconds, nanoseconds = divmod(inode.mtime_ns, 1_000_000_000)
+        return wire.ATTR.pack(
+            inode.number,
+            shown.size,
+            shown.blocks,
+            seconds,
+            seconds,
+            seconds,
+            nanoseconds,
+            nanoseconds,
+            nanoseconds,
+            shown.mode,
+            1,
+            shown.uid,
+            shown.gid,
+            0,
+            PREFERRED_READ,
+            0,
+        )

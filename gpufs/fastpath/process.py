@@ -1,0 +1,135 @@
+"""`python -m gpufs.fastpath`: the fast path process; started by the supervisor, with its task on stdin."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpufs.cache.layout import Layout
+from gpufs.fastpath import wire
+from gpufs.fastpath.device import Device
+from gpufs.fastpath.feed import Recorder
+from gpufs.fastpath.loop import REQUEST_SIZE, Loop
+from gpufs.fastpath.negotiation import LARGEST_READ, Agreement, agree
+from gpufs.fastpath.opening import Opening
+from gpufs.fastpath.opens import OpenTable
+from gpufs.fastpath.relay import Relay
+from gpufs.index import Index
+from gpufs.options import MountConfig
+from gpufs.view import Ownership, View
+
+FEED_SECONDS = 1.0
+SMALL_REPLY = 128 << 10  # bytes of one READ when socket buffers cannot be made large enough for LARGEST_READ
+
+log = logging.getLogger("gpufs.fastpath")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the supervisor gives: open descriptors by number, and what the filesystem process has told."""
+
+    config: str
+    device_fd: int
+    pair_fd: int
+    feed_fd: int
+    table_fd: int
+    ready_fd: int
+    resumed: bool
+    filesystem_pid: int
+    source_id: str
+    index_directory: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main() -> int:
+    """Serve until the tree is unmounted (0), or until the filesystem process is gone (1)."""
+    task = Task(**json.loads(sys.stdin.read()))
+    config = MountConfig.from_json(task.config)
+    options = config.options
+    logging.basicConfig(
+        level=options.log_level.upper(),
+        format="time=%(asctime)s level=%(levelname)s logger=%(name)s msg=%(message)s",
+    )
+    device = Device(task.device_fd)
+    pair = socket.socket(fileno=task.pair_fd)
+    table = OpenTable(task.table_fd)
+    objects = Layout(Path(options.cache_dir))
+    if task.resumed:
+        agreement = Agreement.unpack(table.agreement())
+    else:
+        agreement = _negotiate(device, table, objects, _largest_read(pair))
+    pair.send(agreement.hello())
+    pair.recv(REQUEST_SIZE)
+    opening = Opening(device, table, agreement.passthrough)
+    recorder = Recorder(socket.socket(fileno=task.feed_fd), os.getpid(), agreement.passthrough)
+    index = Index(Path(task.index_directory), task.source_id)
+    own = Ownership(options.uid, options.gid, options.file_mode, options.dir_mode)
+    loop = Loop(device, pair, index, objects, View(own), options.metadata_ttl, opening, recorder)
+    relay = Relay(device, pair, loop, opening, task.filesystem_pid).start()
+    threading.Thread(target=_end_with, args=(relay,), daemon=True).start()
+    threading.Thread(target=_feed, args=(recorder,), daemon=True).start()
+    if task.resumed and agreement.resend:
+        device.resend()
+    with os.fdopen(task.ready_fd, "w") as ready:
+        ready.write("serving\n")
+    loop.run()
+    return 0
+
+
+def _negotiate(device: Device, table: OpenTable, objects: Layout, largest_read: int) -> Agreement:
+    """Answer the kernel's INIT; what is agreed stays in the table for those who take over."""
+    buffer = bytearray(REQUEST_SIZE)
+    size = os.readv(device.fd, [buffer])
+    _, opcode, unique, _ = wire.IN_HEADER.unpack_from(buffer)
+    if opcode != wire.INIT:
+        raise RuntimeError(f"the kernel began with request {opcode}, not with INIT")
+    request = memoryview(buffer)[wire.IN_HEADER_SIZE : size]
+    agreement, reply = agree(request, os.geteuid() == 0, largest_read)
+    device.reply(unique, reply)
+    if agreement.passthrough and not _can_back(device, objects):
+        agreement = Agreement(agreement.read_ahead, False, agreement.resend)
+    table.set_agreement(agreement.pack())
+    return agreement
+
+
+def _can_back(device: Device, objects: Layout) -> bool:
+    """Whether the kernel takes files of the cache's file system for passthrough (not on overlayfs)."""
+    try:
+        with tempfile.TemporaryFile(dir=objects.tmp) as file:
+            device.backing_close(device.backing_open(file.fileno()))
+    except OSError as error:
+        log.info("no passthrough (%s): files are served from the cache by READ", error.strerror)
+        return False
+    return True
+
+
+def _largest_read(pair: socket.socket) -> int:
+    """What one reply can carry: the socket buffers, which the supervisor enlarged if it could, decide."""
+    room = pair.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    return LARGEST_READ if room > 2 * LARGEST_READ else SMALL_REPLY
+
+
+def _feed(recorder: Recorder) -> None:
+    while True:
+        recorder.send(time.time_ns())
+        time.sleep(FEED_SECONDS)
+
+
+def _end_with(relay: threading.Thread) -> None:
+    """Without the filesystem process this one is of no use: end at once, both are started anew."""
+    relay.join()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""The way back: what the filesystem process answers, passed on to the kernel."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+
+from gpufs.fastpath import wire
+from gpufs.fastpath.device import Device
+from gpufs.fastpath.handles import INODE
+from gpufs.fastpath.loop import INTERNAL, Loop
+from gpufs.fastpath.negotiation import LARGEST_READ
+from gpufs.fastpath.opening import Opening
+
+_OUT = wire.OUT_HEADER.size
+
+log = logging.getLogger("gpufs.fastpath")
+
+
+class Relay:
+    """Passes replies on in one thread, and notifications in another.
+
+    A notification waits for locks of the kernel that a program holds which waits for one of the
+    replies behind it: hence never in the same thread.
+    """
+
+    def __init__(
+        self, device: Device, pair: socket.socket, loop: Loop, opening: Opening, filesystem_pid: int
+    ) -> None:
+        self._device = device
+        self._pair = pair
+        self._loop = loop
+        self._opening = opening
+        self._fds = f"/proc/{filesystem_pid}/fd"
+        self._notifications: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def start(self) -> threading.Thread:
+        """Start both threads; the returned one ends when the filesystem process is gone."""
+        threading.Thread(target=self._notify, name="gpufs notify", daemon=True).start()
+        thread = threading.Thread(target=self._relay, name="gpufs relay", daemon=True)
+        thread.start()
+        return thread
+
+    def _relay(self) -> None:
+        box = bytearray(LARGEST_READ + (64 << 10))
+        message = memoryview(box)
+        opens = self._loop.opens_forwarded
+        while True:
+            try:
+                size = self._pair.recv_into(box)
+            except ConnectionError:
+                return
+            if not size:
+                return
+            _, error, unique = wire.OUT_HEADER.unpack_from(box)
+            if unique in opens:
+                opens.discard(unique)
+                if not error:
+                    handle, flags, _ = wire.OPEN_OUT.unpack_from(box, _OUT)
+                    if self._opening.opened(unique, handle, flags, self._fds):
+                        self._loop.release_in_filesystem(handle & INODE)
+                    continue
+            elif unique == 0:
+                self._notifications.put(bytes(message[:size]))
+                continue
+            elif unique & INTERNAL and not unique & wire.UNIQUE_RESEND:
+                continue
+            self._device.send(message[:size])
+
+    def _notify(self) -> None:
+        while True:
+            self._device.send(self._notifications.get())
