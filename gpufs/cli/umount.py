@@ -7,9 +7,11 @@ import os
 import select
 
 from gpufs.cli import mounts
+from gpufs.cli.output import say
 from gpufs.control import client, paths
 from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
 
+_MOMENT_S = 2.0  # a daemon whose tree is gone has closed its control socket by then
 _PATIENCE_S = 60.0  # for the daemon to end; what it has cached is safe on disk after that
 
 
@@ -35,13 +37,32 @@ def run(args: argparse.Namespace) -> int:
     try:
         mounts.detach(mount, lazy=args.lazy)
         # A lazily detached daemon stays for as long as its readers do.
-        if not args.lazy and not select.select([daemon], [], [], _PATIENCE_S)[0]:
+        if args.lazy or _ends(daemon, _MOMENT_S):
+            return 0
+        if _listens(mount):
+            say(
+                f"{mount.mountpoint} is unmounted; its daemon goes on, because the tree is mounted "
+                "elsewhere too (a bind mount, a container, an overlay)"
+            )
+        elif not _ends(daemon, _PATIENCE_S):
             raise MountFailed(
                 f"{mount.mountpoint} is unmounted, but its daemon is still busy putting things away"
             )
     finally:
         os.close(daemon)
     return 0
+
+
+def _ends(daemon: int, within: float) -> bool:
+    return bool(select.select([daemon], [], [], within)[0])
+
+
+def _listens(mount: paths.Mount) -> bool:
+    try:
+        client.daemon_pid(mount)
+    except (client.NobodyListens, AccessDenied, DeadlineExceeded):
+        return False
+    return True
 
 
 def _daemon_handle(mount: paths.Mount) -> int | None:

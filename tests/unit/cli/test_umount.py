@@ -83,13 +83,28 @@ def test_umount_waits_for_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_daemon_that_does_not_end_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(umount, "_MOMENT_S", 0.01)
     monkeypatch.setattr(umount, "_PATIENCE_S", 0.01)
     daemon = Daemon(monkeypatch, obedient=False)
+    monkeypatch.setattr(umount, "_listens", lambda mount: False)
     try:
         assert main(["umount", "/data"]) == 1
         assert "its daemon is still busy" in capsys.readouterr().err
         assert main(["umount", "--lazy", "/data"]) == 0
         assert daemon.detached == [False, True]
+    finally:
+        daemon.end()
+
+
+def test_a_daemon_that_serves_another_mount_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bind mount or a container holds the tree: this mount point is free all the same."""
+    monkeypatch.setattr(umount, "_MOMENT_S", 0.01)
+    daemon = Daemon(monkeypatch, obedient=False)
+    try:
+        assert main(["umount", "/data"]) == 0
+        assert "its daemon goes on, because the tree is mounted elsewhere" in capsys.readouterr().err
     finally:
         daemon.end()
 
