@@ -108,6 +108,34 @@ def test_the_control_socket_is_not_for_others(source: str, weed: S3Endpoint, mou
     assert as_nobody("cat", mounted.path / "file").stdout == "contents"
 
 
+@pytest.mark.parametrize(
+    "name", ["da ta", "a,b=c", "back\\slash", "new\nline", "\N{SNOWMAN}", "\udcff", "-dash", "100%", "tab\t#"]
+)
+def test_odd_mount_points(name: str, source: str, weed: S3Endpoint, mount: MountFactory) -> None:
+    """Whatever the directory is called: it is mounted, named in the status, and unmounted."""
+    mounted = mount(source, weed, start=False)
+    mounted.path = mounted.path.parent / name
+    mounted.path.mkdir()
+    mounted.mount()
+    assert (mounted.path / "dir/below").read_bytes() == b"below"
+    assert mounted.status()["mountpoint"] == str(mounted.path)
+    mounted.refresh("dir")
+    mounted.umount()
+    assert os.listdir(mounted.path) == []
+
+
+def test_odd_sources_in_the_mount_table(tmp_path: Path, mount: MountFactory) -> None:
+    """A source with spaces, commas and other letters is one ASCII word in the kernel's table, and mounts."""
+    data = tmp_path / "da ta, x=\N{SNOWMAN}\n"
+    data.mkdir()
+    (data / "k").write_bytes(b"v")
+    mounted = mount(str(data))
+    shown = mount_line(mounted.path)[0]
+    assert shown.isascii() and "," not in shown and " " not in shown
+    assert (mounted.path / "k").read_bytes() == b"v"
+    assert mounted.status()["source"] == str(data)
+
+
 # -- mount(8)
 
 

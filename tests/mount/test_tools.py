@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import mmap
 import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mounts import Mounted, MountFactory
+from tests.mounts import Mounted, MountFactory, is_mounted
 from tests.servers import S3Endpoint
 
 pytestmark = pytest.mark.fuse
@@ -133,16 +133,13 @@ def test_copying_tools(mounted: Mounted, local: Path, tmp_path: Path) -> None:
     assert files(tmp_path / "tar") == expected
     run("tar", "-C", mounted.path, "--compare", "-f", tmp_path / "set.tar")
     run("diff", "-r", mounted.path, local)
-    if shutil.which("rsync"):
-        assert (
-            run("rsync", "-rn", "--checksum", "--out-format=%n", "--delete", f"{local}/", f"{mounted.path}/")
-            == ""
-        )
-        run("rsync", "-a", f"{mounted.path}/", tmp_path / "rsync")
-        assert files(tmp_path / "rsync") == expected
-        assert (
-            run("rsync", "-an", "--checksum", "--out-format=%n", f"{mounted.path}/", tmp_path / "rsync") == ""
-        )
+    assert (
+        run("rsync", "-rn", "--checksum", "--out-format=%n", "--delete", f"{local}/", f"{mounted.path}/")
+        == ""
+    )
+    run("rsync", "-a", f"{mounted.path}/", tmp_path / "rsync")
+    assert files(tmp_path / "rsync") == expected
+    assert run("rsync", "-an", "--checksum", "--out-format=%n", f"{mounted.path}/", tmp_path / "rsync") == ""
     sums = "".join(f"{hashlib.md5(body).hexdigest()}  {key}\n" for key, body in expected.items())
     (tmp_path / "sums").write_text(sums)
     run("md5sum", "--quiet", "-c", tmp_path / "sums", cwd=mounted.path)
@@ -227,6 +224,91 @@ def test_extended_attributes(mounted: Mounted) -> None:
     assert sorted(os.listxattr(mounted.path / "train")) == ["user.gpufs.key", "user.gpufs.source"]
     with pytest.raises(OSError, match="No data available"):
         os.getxattr(path, "user.other")
-    if shutil.which("getfattr"):
-        shown = run("getfattr", "-d", "-R", "--absolute-names", mounted.path / "train/0")
-        assert shown.count("user.gpufs.cached=") == 15
+    shown = run("getfattr", "-d", "-R", "--absolute-names", mounted.path / "train/0")
+    assert shown.count("user.gpufs.cached=") == 15
+
+
+def test_what_programs_ask_of_an_open_file(mounted: Mounted) -> None:
+    """O_DIRECT, locks, advice, sparse seeks, reopening through /proc: as on any local filesystem."""
+    body = dataset()["sizes/large"]
+    path = mounted.path / "sizes/large"
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, 2 << 20) as aligned:
+            for offset in (0, 3 << 20, 10 << 20):
+                count = os.preadv(fd, [aligned], offset)
+                assert aligned[:count] == body[offset : offset + count] and count > 1 << 20
+    finally:
+        os.close(fd)
+    with path.open("rb") as file, path.open("rb") as other:
+        for lock in (fcntl.LOCK_SH, fcntl.LOCK_EX):
+            fcntl.flock(file, lock | fcntl.LOCK_NB)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        for advice in (os.POSIX_FADV_SEQUENTIAL, os.POSIX_FADV_RANDOM, os.POSIX_FADV_WILLNEED):
+            os.posix_fadvise(file.fileno(), 0, 0, advice)
+        assert os.lseek(file.fileno(), 100, os.SEEK_DATA) == 100
+        assert os.lseek(file.fileno(), 100, os.SEEK_HOLE) == len(body)
+        with open(f"/proc/self/fd/{file.fileno()}", "rb") as again:
+            assert again.read() == body
+        os.fsync(file.fileno())
+    with pytest.raises(NotADirectoryError):
+        os.stat(f"{path}/")
+    with pytest.raises(IsADirectoryError):
+        path.parent.read_bytes()
+    with pytest.raises(PermissionError):
+        subprocess.run([path], check=False)
+
+
+def test_numbers_stay(mounted: Mounted) -> None:
+    """Inode numbers are the same in readdir and stat, unique, and after a remount."""
+
+    def numbers() -> dict[str, int]:
+        found = {}
+        for where, directories, files in os.walk(mounted.path):
+            for entry in os.scandir(where):
+                assert entry.inode() == os.stat(entry.path).st_ino
+            for each in (*directories, *files):
+                path = os.path.join(where, each)
+                found[os.path.relpath(path, mounted.path)] = os.stat(path).st_ino
+        return found
+
+    before = numbers()
+    assert len(set(before.values())) == len(before) > len(dataset())
+    mounted.remount()
+    assert numbers() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_below_an_overlay_and_a_bind_mount(mounted: Mounted, tmp_path: Path) -> None:
+    """Containers see the tree through a bind mount, or as the lower layer of an overlay they may write to."""
+    for name in ("bound", "upper", "work", "merged"):
+        (tmp_path / name).mkdir()
+    expected = dataset()["train/0/000.jpg"]
+    made = []
+    try:
+        run("mount", "--bind", mounted.path / "train", tmp_path / "bound")
+        made.append(tmp_path / "bound")
+        assert (tmp_path / "bound/0/000.jpg").read_bytes() == expected
+        layers = f"lowerdir={mounted.path},upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+        run("mount", "-t", "overlay", "overlay", "-o", layers, tmp_path / "merged")
+        made.append(tmp_path / "merged")
+        copy = tmp_path / "merged/train/0/000.jpg"
+        assert copy.read_bytes() == expected
+        copy.chmod(0o644)
+        with copy.open("ab") as file:
+            file.write(b"more")
+        (tmp_path / "merged/sizes/one").unlink()
+        assert copy.read_bytes() == expected + b"more"
+        assert not (tmp_path / "merged/sizes/one").exists()
+        assert (mounted.path / "train/0/000.jpg").read_bytes() == expected
+        assert (mounted.path / "sizes/one").exists()
+        done = mounted.command("umount", str(mounted.path))
+        assert done.returncode == 0 and "mounted elsewhere too" in done.stderr
+        assert not is_mounted(mounted.path)
+        assert (tmp_path / "bound/1/001.jpg").read_bytes() == dataset()["train/1/001.jpg"]
+    finally:
+        for path in reversed(made):
+            run("umount", path)
