@@ -108,9 +108,7 @@ def test_the_control_socket_is_not_for_others(source: str, weed: S3Endpoint, mou
     assert as_nobody("cat", mounted.path / "file").stdout == "contents"
 
 
-@pytest.mark.parametrize(
-    "name", ["da ta", "a,b=c", "back\\slash", "new\nline", "\N{SNOWMAN}", "\udcff", "-dash", "100%", "tab\t#"]
-)
+@pytest.mark.parametrize("name", ["a, b=c #100%", "back\\slash\nnew line\t", "\udcff\N{SNOWMAN}", "-dash"])
 def test_odd_mount_points(name: str, source: str, weed: S3Endpoint, mount: MountFactory) -> None:
     """Whatever the directory is called: it is mounted, named in the status, and unmounted."""
     mounted = mount(source, weed, start=False)
