@@ -1,4 +1,4 @@
-"""The XML of a LIST answer (ListObjectsV2, encoding-type=url), parsed straight into values."""
+"""The XML of a LIST answer (ListObjectsV2, encoding-type=url), parsed into values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
-from xml.parsers.expat import ExpatError, ParserCreate
+from xml.etree import ElementTree
 
 
 class Listed(NamedTuple):
@@ -33,69 +33,32 @@ class NotAListing(ValueError):
 
 def parse_listing(body: bytes) -> Listing:
     """Parse a ListObjectsV2 answer. Raises NotAListing."""
-    objects: list[tuple[str, str, str, str]] = []
-    prefixes: list[str] = []
-    token = ""
-    flags: dict[str, str] = {}
-    text: list[str] = []
-    depth = 0
-    root = key = modified = etag = size = prefix = ""
-
-    def start(name: str, _attributes: dict[str, str]) -> None:
-        nonlocal depth, root, key, modified, etag, size, prefix
-        depth += 1
-        text.clear()
-        if depth == 1:
-            root = name
-        elif depth == 2:
-            key = modified = etag = size = prefix = ""
-
-    def end(name: str) -> None:
-        nonlocal depth, key, modified, etag, size, prefix, token
-        depth -= 1
-        if depth == 2:
-            if name == "Key":
-                key = "".join(text)
-            elif name == "LastModified":
-                modified = "".join(text)
-            elif name == "ETag":
-                etag = "".join(text)
-            elif name == "Size":
-                size = "".join(text)
-            elif name == "Prefix":
-                prefix = "".join(text)
-        elif depth == 1:
-            if name == "Contents":
-                objects.append((key, size, modified, etag))
-            elif name == "CommonPrefixes":
-                prefixes.append(prefix)
-            elif name in ("IsTruncated", "NextContinuationToken", "EncodingType"):
-                flags[name] = "".join(text)
-        text.clear()
-
-    parser = ParserCreate()
-    parser.buffer_text = True
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = text.append
     try:
-        parser.Parse(body, True)
-    except ExpatError as error:
+        root = ElementTree.fromstring(body)
+    except ElementTree.ParseError as error:
         raise NotAListing(f"not well-formed XML: {error}") from error
-    if root != "ListBucketResult":
-        raise NotAListing(f"unexpected element <{root}>")
-    decode = _unquote if flags.get("EncodingType") == "url" else str.encode
-    token = flags.get("NextContinuationToken", "")
-    if flags.get("IsTruncated") == "true" and not token:
+    space, brace, name = root.tag.rpartition("}")
+    if name != "ListBucketResult":
+        raise NotAListing(f"unexpected element <{name}>")
+    space += brace
+    decode = _unquote if root.findtext(space + "EncodingType") == "url" else str.encode
+    token = root.findtext(space + "NextContinuationToken", "")
+    more = root.findtext(space + "IsTruncated") == "true"
+    if more and not token:
         raise NotAListing("truncated, but no token to go on with")
+    names = tuple(space + name for name in ("Key", "Size", "LastModified", "ETag"))
+    objects: list[Listed] = []
     try:
-        return Listing(
-            [Listed(decode(k), int(s), _nanoseconds(m), e.strip('"')) for k, s, m, e in objects],
-            [decode(p) for p in prefixes],
-            token if flags.get("IsTruncated") == "true" else None,
-        )
+        for element in root.iterfind(space + "Contents"):
+            key, size, modified, etag = [element.findtext(name, "") for name in names]
+            objects.append(Listed(decode(key), int(size), _nanoseconds(modified), etag.strip('"')))
+        prefixes = [
+            decode(element.findtext(space + "Prefix", ""))
+            for element in root.iterfind(space + "CommonPrefixes")
+        ]
     except ValueError as error:
         raise NotAListing(f"a field that cannot be read: {error}") from error
+    return Listing(objects, prefixes, token if more else None)
 
 
 def _unquote(text: str) -> bytes:
