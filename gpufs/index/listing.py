@@ -46,12 +46,13 @@ class Writer:
 
         Raises NotFound for an unknown or removed directory, NotADirectory for anything else.
         """
-        data = self._txn.get(pack_number(directory), db=self._tables.inodes)
-        if data is None or not self._is_live(directory):
+        data = self._live(directory)
+        if data is None:
             raise NotFound(f"inode {directory} is not in the tree")
         if records.kind_of(data) is not Kind.DIRECTORY:
             raise NotADirectory(f"inode {directory} is not a directory")
-        return Listing(directory, started_ns, tree.path_of(self._txn, self._tables, directory))
+        path = tree.path_of(self._txn, self._tables, directory)
+        return Listing(directory, started_ns, path, self._counters.next_inode)
 
     def add(self, listing: Listing, page: Page) -> list[Change]:
         """Merge a page. A directory that was removed, or listed by a later listing, is left alone."""
@@ -72,6 +73,8 @@ class Writer:
                     changes.append(change.change)
         for hidden in page.hidden:
             self._hide(listing, hidden)
+        if page.own is not None:
+            changes += self._update_own(listing.directory, page.own)
         return changes
 
     def finish(self, listing: Listing) -> list[Change]:
@@ -135,13 +138,14 @@ class Writer:
 
     def _in_force(self, listing: Listing, mark: Mark | None) -> bool:
         superseded = mark is not None and mark.listed_ns > listing.started_ns
-        return not superseded and self._is_live(listing.directory)
+        return not superseded and self._live(listing.directory) is not None
 
-    def _is_live(self, directory: int) -> bool:
+    def _live(self, directory: int) -> bytes | None:
+        """The encoded inode of a directory; None when it is unknown or no name leads to it."""
         key = pack_number(directory)
         if self._txn.get(key, db=self._tables.orphans) is not None:
-            return False
-        return self._txn.get(key, db=self._tables.inodes) is not None
+            return None
+        return self._txn.get(key, db=self._tables.inodes)
 
     def _settle(self, listing: Listing) -> list[Change]:
         """Decide about the names that were met both as a directory and as something else."""
@@ -165,8 +169,10 @@ class Writer:
         return changes
 
     def _unseen(self, listing: Listing) -> list[tuple[bytes, int]]:
-        """The children of the directory that the listing did not meet.
+        """The children of the directory that were there before the listing and that it did not meet.
 
+        Inodes younger than the listing are its own, or of another listing of this directory that is
+        under way at the same time: of those it cannot tell whether they are there.
         Looks at a bounded number of names at a time. A source gives names in much the same order
         every time, so the search in `seen` goes on where the previous one ended.
         """
@@ -178,7 +184,7 @@ class Writer:
             batch = tree.child_numbers(self._txn, self._tables, prefix, after, _SWEEP)
             if not batch:
                 return found
-            unseen = {number for _, number in batch}
+            unseen = {number for _, number in batch if number < listing.first_new}
             pieces = range(0, len(listing.seen), _SWEEP)
             for position in (*pieces[start:], *pieces[:start]):
                 if not unseen:
@@ -188,6 +194,20 @@ class Writer:
             if unseen:
                 found += [(name, number) for name, number in batch if number in unseen]
             after = prefix + batch[-1][0] + b"\0"
+
+    def _update_own(self, directory: int, own: Entry) -> list[Change]:
+        """Take over what the source says of the listed directory itself."""
+        packed = pack_number(directory)
+        stored = self._txn.get(packed, db=self._tables.inodes)
+        assert stored is not None, "a listing in force is of a known directory"
+        before = records.decode(directory, stored)
+        after = before._replace(
+            mtime_ns=own.mtime_ns or before.mtime_ns, mode=own.mode, uid=own.uid, gid=own.gid
+        )
+        if after == before:
+            return []
+        self._txn.put(packed, records.encode(after), db=self._tables.inodes)
+        return [Change(directory, b"")]
 
     def _hide(self, listing: Listing, hidden: Hidden) -> None:
         """Record something no path can name. The same name twice in one listing adds up."""

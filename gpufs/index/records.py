@@ -65,7 +65,10 @@ class Totals:
 
 
 class Change(NamedTuple):
-    """A directory entry the kernel may hold that is no longer right."""
+    """A directory entry the kernel may hold that is no longer right.
+
+    With an empty name: not the entries but the attributes of the directory `parent` itself.
+    """
 
     parent: int
     name: bytes
@@ -119,6 +122,21 @@ def mtime_of(data: bytes) -> int:
     """The mtime_ns of an encoded inode, without decoding the rest."""
     mtime_ns: int = _HEAD.unpack_from(data)[4]
     return mtime_ns
+
+
+def place_of(data: bytes) -> tuple[int, bytes]:
+    """Parent and name of an encoded inode, without decoding the rest."""
+    flags, length, parent, _, _ = _HEAD.unpack_from(data)
+    at = _HEAD.size
+    if flags & _HAS_MODE:
+        at += _MODE.size
+    if flags & _HAS_UID:
+        at += _OWNER.size
+    if flags & _HAS_GID:
+        at += _OWNER.size
+    if flags & _KIND_MASK == Kind.SYMLINK:
+        at += _TARGET.size
+    return parent, data[at : at + length]
 
 
 def body(

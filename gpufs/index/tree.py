@@ -25,9 +25,8 @@ def path_of(txn: lmdb.Transaction[bytes], tables: Tables, number: int) -> bytes:
         data = txn.get(pack_number(number), db=tables.inodes)
         if data is None:
             raise NotFound(f"inode {number} is not in the index")
-        inode = records.decode(number, data)
-        names.append(inode.name)
-        number = inode.parent
+        number, name = records.place_of(data)
+        names.append(name)
     return b"/".join(reversed(names))
 
 
@@ -86,6 +85,8 @@ def drop_hidden(
     keep: int | None = None,
 ) -> None:
     """Forget what is hidden in `directory`, but for what the listing started at `keep` has seen."""
+    if not counters.hidden:
+        return
     prefix = pack_number(directory)
     cursor = txn.cursor(tables.hidden)
     found = cursor.set_range(prefix)

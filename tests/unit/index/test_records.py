@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufs.index.records import Inode, decode, digest_of, encode
+from gpufs.index.records import Inode, decode, digest_of, encode, place_of
 from gpufs.source.base import Kind
 
 _hex = st.text("0123456789abcdef", min_size=32, max_size=32)
@@ -43,6 +43,7 @@ def inodes(draw: st.DrawFn) -> Inode:
 @given(inodes())
 def test_an_inode_survives_encoding(inode: Inode) -> None:
     assert decode(inode.number, encode(inode)) == inode
+    assert place_of(encode(inode)) == (inode.parent, inode.name)
 
 
 def test_an_s3_file_takes_69_bytes() -> None:
