@@ -6,9 +6,11 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,13 @@ from gpufs.filesystem import fuse, kernel
 from gpufs.filesystem.files import Files
 from gpufs.filesystem.tree import Tree
 from gpufs.filesystem.xattrs import Attributes
+from gpufs.handoff.feed import MESSAGE_SIZE, unpack
+from gpufs.handoff.report import report_to, setup_logging
 from gpufs.index import ROOT, Change, Index
 from gpufs.metrics import Metrics
 from gpufs.mounting import shown_source
 from gpufs.options import MountConfig
-from gpufs.source import Kind, Source, open_source
-from gpufs.source.s3.settings import S3Settings
+from gpufs.source import Kind, Source, open_configured
 from gpufs.view import Ownership, View
 
 MAX_REQUESTS = 512  # FUSE requests handled at once; most of them wait for the source
@@ -39,26 +42,29 @@ STOP_PATIENCE = 5.0  # seconds that requests under way have to end when the moun
 log = logging.getLogger("gpufs.service")
 
 
-class Mount:
-    """One mounted dataset in this process."""
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way to a fast path that stands between the kernel and this process: two socket descriptors.
 
-    def __init__(self, config: MountConfig) -> None:
+    `resumed`: the kernel knows inodes of an earlier process already.
+    """
+
+    pair_fd: int
+    feed_fd: int
+    resumed: bool
+
+
+class Mount:
+    """One mounted dataset in this process: mounted by it, or served through a fast path (`link`)."""
+
+    def __init__(self, config: MountConfig, link: Link | None) -> None:
         options = config.options
         self._config = config
+        self._link = link
+        self._fastpath_pid = 0
+        self._passthrough = False
         self.metrics = Metrics()
-        self._source: Source = open_source(
-            config.source,
-            S3Settings(
-                endpoint_url=options.endpoint_url,
-                region=options.region,
-                profile=options.profile,
-                addressing=options.addressing,
-                anonymous=options.anonymous,
-                requester_pays=options.requester_pays,
-                ca_bundle=options.ca_bundle,
-            ),
-            self.metrics,
-        )
+        self._source: Source = open_configured(config, self.metrics)
         self._cache = Cache(
             Path(options.cache_dir),
             cache_size=options.cache_size,
@@ -111,25 +117,50 @@ class Mount:
                 self._index,
                 View(Ownership(options.uid, options.gid, options.file_mode, options.dir_mode)),
             )
-            mountpoint = self._config.mountpoint
-            try:
-                fuse.mount(operations, mountpoint, shown_source(self._config.source), options.allow_other)
-            except (OSError, RuntimeError) as error:
-                raise MountFailed(
-                    f"cannot mount on {mountpoint}: {error}; try `gpufs mount --foreground` for details"
-                ) from None
+            self._attach(operations)
             self._mounted = True
             try:
                 nursery.start_soon(self._until_signal, nursery)
-                await nursery.start(serve, paths.socket_path(mountpoint, os.geteuid()), self._handlers())
+                socket_path = paths.socket_path(self._config.mountpoint, os.geteuid())
+                await nursery.start(serve, socket_path, self._handlers())
                 nursery.start_soon(self._background, ready)
+                if self._link is not None:
+                    nursery.start_soon(self._follow, self._link.feed_fd, files, operations)
                 await fuse.serve(MAX_REQUESTS)
+            except OSError:
+                if self._link is None:  # else the fast path has ended, and so does this process
+                    raise
             finally:
                 self._mounted = False
-                fuse.unmount()
+                fuse.close()
                 tree.stop()
                 nursery.cancel_scope.cancel()
                 files.close()
+
+    def _attach(self, operations: fuse.Operations) -> None:
+        mountpoint, options = self._config.mountpoint, self._config.options
+        try:
+            if self._link is not None:
+                fuse.attach(operations, self._link.pair_fd)
+            else:
+                fuse.mount(operations, mountpoint, shown_source(self._config.source), options.allow_other)
+        except (OSError, RuntimeError) as error:
+            raise MountFailed(
+                f"cannot mount on {mountpoint}: {error}; try `gpufs mount --foreground` for details"
+            ) from None
+
+    async def _follow(self, feed_fd: int, files: Files, operations: fuse.Operations) -> None:
+        """Take in what the fast path has done by itself."""
+        feed = trio.socket.from_stdlib_socket(socket.socket(fileno=feed_fd))
+        while message := await feed.recv(MESSAGE_SIZE):
+            batch = unpack(message)
+            self._fastpath_pid = batch.fastpath_pid
+            self._passthrough = operations.hands_over = batch.passthrough
+            self.metrics.opens.add(len(batch.opened))
+            self.metrics.hits.add(len(batch.opened))
+            self._cache.touch(digest for _, digest, _ in batch.opened)
+            for inode in batch.taken:
+                files.release(inode)
 
     def _tell_kernel(self, change: Change) -> None:
         if self._mounted:  # without a mount the kernel has no answer to forget
@@ -137,10 +168,11 @@ class Mount:
 
     async def _background(self, ready: Callable[[], None]) -> None:
         workers, mountpoint = self._workers, self._config.mountpoint
-        # Answered by ourselves: after it the kernel's INIT is over, which would undo the settings.
-        await workers.run(os.stat, mountpoint)
-        if device := paths.device_of(mountpoint):
-            kernel.tune(device)
+        if self._link is None:
+            # Answered by ourselves: after it the kernel's INIT is over, which would undo the settings.
+            await workers.run(os.stat, mountpoint)
+            if device := paths.device_of(mountpoint):
+                kernel.tune(device)
         ready()
         await workers.run(self._index.prefault)
         async with trio.open_nursery() as nursery:
@@ -168,8 +200,8 @@ class Mount:
             "source": self._config.source,
             "mountpoint": self._config.mountpoint,
             "uptime_s": round(time.monotonic() - self._started, 1),
-            "fast_path": False,
-            "passthrough": False,
+            "fast_path": self._link is not None,
+            "passthrough": self._passthrough,
             "files": totals.files,
             "directories": totals.directories,
             "bytes": totals.bytes,
@@ -184,8 +216,14 @@ class Mount:
             "cache_bytes": usage.bytes,
             "cache_objects": usage.objects,
             "cache_limit": usage.limit,
-            "pids": [os.getpid()],
+            "pids": self._pids(),
         }
+
+    def _pids(self) -> list[int]:
+        """Every process behind the mount, this one first, the supervisor last."""
+        if self._link is None:
+            return [os.getpid()]
+        return [pid for pid in (os.getpid(), self._fastpath_pid, os.getppid()) if pid]
 
     async def _refresh(self, request: dict[str, Any]) -> dict[str, Any]:
         return dict(await self._tree.refresh(_path(request)))
@@ -213,36 +251,25 @@ class Mount:
         return {"files": files, "bytes": freed}
 
 
-def run(config: MountConfig, ready: Callable[[], None]) -> int:
+def run(config: MountConfig, ready: Callable[[], None], link: Link | None = None) -> int:
     """Serve one mount in this process until it is unmounted. Raises GpufsError when it cannot be."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # credentials live in this memory
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    Mount(config).run(ready)
+    Mount(config, link).run(ready)
     return 0
 
 
 def main() -> int:
-    """`python -m gpufs.service READY_FD`: the daemon behind `gpufs mount`; its configuration on stdin."""
+    """`python -m gpufs.service READY_FD [PAIR_FD FEED_FD RESUMED]`: its configuration on stdin.
+
+    With only READY_FD it mounts by itself; with the others it is the supervisor's filesystem process.
+    """
     config = MountConfig.from_json(sys.stdin.read())
-    logging.basicConfig(
-        level=config.options.log_level.upper(),
-        format="time=%(asctime)s level=%(levelname)s logger=%(name)s msg=%(message)s",
-    )
-
-    ready = os.fdopen(int(sys.argv[1]), "w")
-
-    def answer(line: str) -> None:
-        if not ready.closed:
-            ready.write(line + "\n")
-            ready.close()
-
-    try:
-        return run(config, lambda: answer("ready"))
-    except GpufsError as error:
-        log.error("%s", error)
-        answer(f"failed: {error}")
-        return 1
+    setup_logging(config.options.log_level)
+    ready_fd, *rest = map(int, sys.argv[1:])
+    link = Link(rest[0], rest[1], bool(rest[2])) if rest else None
+    return report_to(ready_fd, lambda ready: run(config, ready, link))
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> GpufsError | None:

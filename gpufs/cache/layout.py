@@ -10,6 +10,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from xxhash import xxh3_128_hexdigest
+
 from gpufs.errors import CacheUnusable
 
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -32,6 +34,10 @@ class Layout:
         # Not the process id: two containers may share the directory and have the same one.
         self._temporary = f"{self.tmp}/{os.urandom(6).hex()}."
         self._numbers = itertools.count()
+
+    def index_directory(self, source_id: str) -> Path:
+        """Where the metadata index of a source lives."""
+        return self.index / xxh3_128_hexdigest(source_id.encode())
 
     def prepare(self) -> None:
         """Create the directory if it is missing; CacheUnusable when it cannot be ours alone."""

@@ -10,10 +10,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-
-from xxhash import xxh3_128_hexdigest
 
 from gpufs.cache.catalogue import Catalogue, Entry, Kind
 from gpufs.cache.checksum import content_hash
@@ -103,7 +101,7 @@ class Cache:
 
     def index_directory(self, source_id: str) -> Path:
         """Where the metadata index of a source lives; created."""
-        directory = self._layout.index / xxh3_128_hexdigest(source_id.encode())
+        directory = self._layout.index_directory(source_id)
         try:
             self._layout.index.mkdir(mode=0o700, exist_ok=True)
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -124,6 +122,11 @@ class Cache:
             return None
         self._catalogue.touch(digest)
         return fd
+
+    def touch(self, digests: Iterable[bytes]) -> None:
+        """Objects were used by others that opened them from the directory; memory only."""
+        for digest in digests:
+            self._catalogue.touch(digest)
 
     def has_object(self, digest: bytes) -> bool:
         """Whether the whole object is here, without counting as a use of it."""

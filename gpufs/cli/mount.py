@@ -165,16 +165,18 @@ def _users_may_share() -> bool:
 def _serve_here(config: MountConfig) -> int:
     import logging
 
-    from gpufs import service
+    from gpufs import service, supervisor
 
     logging.basicConfig(
         level=config.options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    return service.run(config, lambda: say(f"{config.source} is mounted on {config.mountpoint}"))
+    serve = service.run if config.options.fast_path == "off" else supervisor.run
+    return serve(config, lambda: say(f"{config.source} is mounted on {config.mountpoint}"))
 
 
 def _start_daemon(config: MountConfig) -> int:
-    """Start gpufs.service on its own and wait for its verdict: `ready` or `failed: why`, then EOF."""
+    """Start the daemon on its own and wait for its verdict: `ready` or `failed: why`, then EOF."""
+    module = "gpufs.service" if config.options.fast_path == "off" else "gpufs.supervisor"
     log_path = paths.log_path(config.mountpoint)
     ready_r, ready_w = os.pipe()
     with _open_log(log_path) as log, os.fdopen(ready_r, "rb") as ready:
@@ -182,7 +184,7 @@ def _start_daemon(config: MountConfig) -> int:
         try:
             daemon = subprocess.Popen(
                 # -P: what lies in the current directory must not be imported.
-                [sys.executable, "-P", "-m", "gpufs.service", str(ready_w)],
+                [sys.executable, "-P", "-m", module, str(ready_w)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

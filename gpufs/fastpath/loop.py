@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 
 import lmdb
@@ -15,10 +14,10 @@ import lmdb
 from gpufs.cache.layout import Layout
 from gpufs.fastpath import wire
 from gpufs.fastpath.device import Device
-from gpufs.fastpath.feed import Recorder
-from gpufs.fastpath.handles import OURS
 from gpufs.fastpath.negotiation import LARGEST_READ
 from gpufs.fastpath.opening import Opening
+from gpufs.handoff.feed import Recorder
+from gpufs.handoff.handles import OURS
 from gpufs.index import Index, Inode
 from gpufs.source.base import Kind
 from gpufs.view import FOREVER, NAME_MAX, PREFERRED_READ, View, fresh_for
@@ -32,6 +31,10 @@ _PID_AT = 32
 _NO_ENTRY = bytes(wire.ATTR.size)
 
 log = logging.getLogger("gpufs.fastpath")
+
+
+class FilesystemGone(Exception):
+    """The other process has ended; a new pair of processes must take over."""
 
 
 class Loop:
@@ -95,7 +98,10 @@ class Loop:
                 log.warning("the index cannot be read, the filesystem process is asked instead: %s", error)
                 done = False
             if not done:
-                self._pair.send(self._request[:size])
+                try:
+                    self._pair.send(self._request[:size])
+                except ConnectionError:  # the filesystem process died; the kernel will ask again
+                    raise FilesystemGone from None
 
     def release_in_filesystem(self, inode: int) -> None:
         """Tell the filesystem process that one of its opens has ended; from any thread."""
@@ -140,8 +146,7 @@ class Loop:
             digest = inode.digest
             if self._opening.hit(unique, number, lambda: self._objects.open_object(digest)):
                 pid = int.from_bytes(self._request[_PID_AT : _PID_AT + 4], "little")
-                if self._recorder.add(number, digest, pid):
-                    self._recorder.send(time.time_ns())
+                self._recorder.opened(number, digest, pid)
                 return True
         self.opens_forwarded.add(unique)
         return False

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from gpufs.fastpath import wire
 from gpufs.fastpath.device import Device
-from gpufs.fastpath.handles import INODE, OURS, handed_fd
 from gpufs.fastpath.opens import CACHED, PASSTHROUGH, OpenInode, OpenTable
+from gpufs.handoff.handles import INODE, OURS, handed_fd
 
 LOOP, RELAY = 0, 1  # the two threads that answer the kernel
 
@@ -55,24 +55,23 @@ class Opening:
     def opened(self, unique: int, handle: int, flags: int, directory_of_fds: str) -> bool:
         """Answer an OPEN as the filesystem process did, if need be in another mode.
 
-        True when that process must be told that its own open is not used.
+        True when the kernel got the handle of that process, which must keep its file open then.
         """
         inode, fd = handle & INODE, handed_fd(handle)
         with self._table.lock:
             entry = self._table.get(inode)
             if entry is None and fd is not None and self._passthrough:
                 try:
-                    entry = self._register(
-                        inode, os.open(f"{directory_of_fds}/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-                    )
+                    path = f"{directory_of_fds}/{fd}"
+                    entry = self._register(inode, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
                 except OSError:
                     entry = None  # read through the filesystem process: slower, and right
             if entry is not None and entry.mode == PASSTHROUGH:
                 self._answer(RELAY, unique, inode, entry, inode | OURS, wire.FOPEN_PASSTHROUGH)
-                return fd is None
+                return False
             if entry is None:
                 entry = self._table.set(inode, CACHED, 0, 0)
-            return not self._answer(RELAY, unique, inode, entry, inode, flags)
+            return self._answer(RELAY, unique, inode, entry, inode, flags)
 
     def released(self, unique: int, inode: int, counted: bool) -> None:
         """Answer a RELEASE; `counted` when a predecessor had already counted it."""

@@ -1,8 +1,7 @@
-"""`python -m gpufs.fastpath`: the fast path process; started by the supervisor, with its task on stdin."""
+"""`python -m gpufs.fastpath.process READY_FD`: the fast path process, with its task on stdin."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -10,56 +9,38 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpufs.cache.layout import Layout
 from gpufs.fastpath import wire
 from gpufs.fastpath.device import Device
-from gpufs.fastpath.feed import Recorder
-from gpufs.fastpath.loop import REQUEST_SIZE, Loop
+from gpufs.fastpath.loop import REQUEST_SIZE, FilesystemGone, Loop
 from gpufs.fastpath.negotiation import LARGEST_READ, Agreement, agree
 from gpufs.fastpath.opening import Opening
 from gpufs.fastpath.opens import OpenTable
 from gpufs.fastpath.relay import Relay
+from gpufs.fastpath.task import Task
+from gpufs.handoff.feed import Recorder
+from gpufs.handoff.report import READY, setup_logging
 from gpufs.index import Index
+from gpufs.metrics import Metrics
 from gpufs.options import MountConfig
+from gpufs.source import open_configured
 from gpufs.view import Ownership, View
 
-FEED_SECONDS = 1.0
+FEED_SECONDS = 0.25  # files that were handed over are held so long
 SMALL_REPLY = 128 << 10  # bytes of one READ when socket buffers cannot be made large enough for LARGEST_READ
 
 log = logging.getLogger("gpufs.fastpath")
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What the supervisor gives: open descriptors by number, and what the filesystem process has told."""
-
-    config: str
-    device_fd: int
-    pair_fd: int
-    feed_fd: int
-    table_fd: int
-    ready_fd: int
-    resumed: bool
-    filesystem_pid: int
-    source_id: str
-    index_directory: str
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-
 def main() -> int:
     """Serve until the tree is unmounted (0), or until the filesystem process is gone (1)."""
-    task = Task(**json.loads(sys.stdin.read()))
+    task = Task.from_json(sys.stdin.read())
+    ready_fd = int(sys.argv[1])
     config = MountConfig.from_json(task.config)
     options = config.options
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        format="time=%(asctime)s level=%(levelname)s logger=%(name)s msg=%(message)s",
-    )
+    setup_logging(options.log_level)
     device = Device(task.device_fd)
     pair = socket.socket(fileno=task.pair_fd)
     table = OpenTable(task.table_fd)
@@ -72,17 +53,21 @@ def main() -> int:
     pair.recv(REQUEST_SIZE)
     opening = Opening(device, table, agreement.passthrough)
     recorder = Recorder(socket.socket(fileno=task.feed_fd), os.getpid(), agreement.passthrough)
-    index = Index(Path(task.index_directory), task.source_id)
+    source_id = open_configured(config, Metrics()).id
+    index = Index(objects.index_directory(source_id), source_id)
     own = Ownership(options.uid, options.gid, options.file_mode, options.dir_mode)
     loop = Loop(device, pair, index, objects, View(own), options.metadata_ttl, opening, recorder)
-    relay = Relay(device, pair, loop, opening, task.filesystem_pid).start()
+    relay = Relay(device, pair, loop, opening, recorder, task.filesystem_pid).start()
     threading.Thread(target=_end_with, args=(relay,), daemon=True).start()
     threading.Thread(target=_feed, args=(recorder,), daemon=True).start()
     if task.resumed and agreement.resend:
         device.resend()
-    with os.fdopen(task.ready_fd, "w") as ready:
-        ready.write("serving\n")
-    loop.run()
+    with os.fdopen(ready_fd, "w") as ready:
+        ready.write(f"{READY}\n")
+    try:
+        loop.run()
+    except FilesystemGone:
+        return 1
     return 0
 
 

@@ -9,10 +9,11 @@ import threading
 
 from gpufs.fastpath import wire
 from gpufs.fastpath.device import Device
-from gpufs.fastpath.handles import INODE
 from gpufs.fastpath.loop import INTERNAL, Loop
 from gpufs.fastpath.negotiation import LARGEST_READ
 from gpufs.fastpath.opening import Opening
+from gpufs.handoff.feed import Recorder
+from gpufs.handoff.handles import HANDED, INODE
 
 _OUT = wire.OUT_HEADER.size
 
@@ -27,12 +28,19 @@ class Relay:
     """
 
     def __init__(
-        self, device: Device, pair: socket.socket, loop: Loop, opening: Opening, filesystem_pid: int
+        self,
+        device: Device,
+        pair: socket.socket,
+        loop: Loop,
+        opening: Opening,
+        recorder: Recorder,
+        filesystem_pid: int,
     ) -> None:
         self._device = device
         self._pair = pair
         self._loop = loop
         self._opening = opening
+        self._recorder = recorder
         self._fds = f"/proc/{filesystem_pid}/fd"
         self._notifications: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
@@ -59,7 +67,10 @@ class Relay:
                 opens.discard(unique)
                 if not error:
                     handle, flags, _ = wire.OPEN_OUT.unpack_from(box, _OUT)
-                    if self._opening.opened(unique, handle, flags, self._fds):
+                    kept = self._opening.opened(unique, handle, flags, self._fds)
+                    if handle & HANDED:
+                        self._recorder.taken(handle & INODE)
+                    elif not kept:
                         self._loop.release_in_filesystem(handle & INODE)
                     continue
             elif unique == 0:

@@ -77,9 +77,10 @@ class Files:
         self._opening: SingleFlight[int, None] = SingleFlight(nursery)
         self._buffer = memoryview(bytearray(MAX_READ))
 
-    async def open(self, number: int) -> None:
+    async def open(self, number: int) -> int | None:
         """Take the inode into use; the whole of a small object is on this host when this returns.
 
+        Gives a descriptor that has all the bytes, if there is one: good until the matching release().
         Raises VersionGone, IsADirectory and what fetching raises.
         """
         self._metrics.opens.add()
@@ -93,10 +94,13 @@ class Files:
         except BaseException:
             self._drop(file)
             raise
+        return file.fd
 
-    async def read(self, number: int, offset: int, size: int) -> memoryview | bytes:
+    async def read(self, number: int, offset: int, size: int, *, adopt: bool = True) -> memoryview | bytes:
         """Up to `size` bytes from `offset`, fewer only at the end of the file.
 
+        A file that was opened through an earlier process is kept open until its next release; with
+        `adopt` false, for one whose release will not come here, only as long as this read.
         The result may be a buffer that is shared by all reads: use it before the next await.
         """
         file = self._open.get(number)
@@ -105,8 +109,9 @@ class Files:
             if data is not None:
                 return data
         file = self._use(number)
+        if adopt and file.users == 1:
+            file.users += 1
         try:
-            # Not at hand: it was opened through an earlier process. The next release closes it.
             if not file.at_hand and not self._open_cached(file):
                 await self._open_missing(file)
             size = min(size, file.inode.size - offset)

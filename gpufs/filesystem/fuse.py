@@ -10,6 +10,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pyfuse3
@@ -19,9 +20,10 @@ from gpufs.errors import GpufsError, NoAttribute, NotADirectory, NotFound, NotSu
 from gpufs.filesystem.files import Files
 from gpufs.filesystem.tree import Tree
 from gpufs.filesystem.xattrs import Attributes
+from gpufs.handoff.handles import INODE, OURS, handed
 from gpufs.index import Change, Index, Inode
 from gpufs.source.base import Kind
-from gpufs.view import FOREVER, NAME_MAX, PREFERRED_READ, View
+from gpufs.view import FOREVER, NAME_MAX, PREFERRED_READ, View, attributes_hold
 
 BLOCK = 4096  # bytes; what statfs counts in and what st_blksize advises at least
 BATCH = 256  # directory entries taken from the index at a time
@@ -59,8 +61,8 @@ def _border(
 
 
 class Operations(pyfuse3.Operations):
-    """One mounted tree. Attributes of an inode never change, so the kernel may keep them for ever;
-    only names have a lifetime."""
+    """One mounted tree. Names and the attributes of directories have a lifetime; those of a file never
+    change, so the kernel may keep them for ever."""
 
     supports_dot_lookup = False
     enable_writeback_cache = False
@@ -72,6 +74,7 @@ class Operations(pyfuse3.Operations):
         self._xattrs = xattrs
         self._index = index
         self._view = view
+        self.hands_over = False  # whether the fast path takes descriptors of whole objects
 
     # -- names
 
@@ -89,7 +92,9 @@ class Operations(pyfuse3.Operations):
 
     @_border
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
-        return self._attributes(self._tree.inode(inode), FOREVER)
+        found = self._tree.inode(inode)
+        directory = found.kind is Kind.DIRECTORY
+        return self._attributes(found, self._tree.fresh_for(found.parent) if directory else FOREVER)
 
     @_border
     async def readlink(self, inode: int, ctx: RequestContext) -> bytes:
@@ -134,17 +139,18 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND):
             raise ReadOnly("the tree is read-only")
-        await self._files.open(inode)
-        return FileInfo(fh=cast(Any, inode), keep_cache=True)
+        fd = await self._files.open(inode)
+        handle = handed(inode, fd) if fd is not None and self.hands_over else inode
+        return FileInfo(fh=cast(Any, handle), keep_cache=True)
 
     @_border
     async def read(self, fh: int, off: int, size: int) -> bytes:
         # pyfuse3 takes any buffer, and sends it before it lets another task run.
-        return cast(bytes, await self._files.read(fh, off, size))
+        return cast(bytes, await self._files.read(fh & INODE, off, size, adopt=not fh & OURS))
 
     @_border
     async def release(self, fh: int) -> None:
-        self._files.release(fh)
+        self._files.release(fh & INODE)
 
     # -- attributes
 
@@ -185,7 +191,7 @@ class Operations(pyfuse3.Operations):
         entry.st_blocks = shown.blocks
         entry.st_atime_ns = entry.st_mtime_ns = entry.st_ctime_ns = inode.mtime_ns
         entry.entry_timeout = holds
-        entry.attr_timeout = FOREVER
+        entry.attr_timeout = attributes_hold(inode, holds)
         return entry
 
 
@@ -206,6 +212,11 @@ def mount(operations: Operations, mountpoint: str, source: str, allow_other: boo
     pyfuse3.init(operations, mountpoint, options)
 
 
+def attach(operations: Operations, fd: int) -> None:
+    """Serve the requests that come from the fast path through `fd`; it and the mount are not ours."""
+    pyfuse3.init(operations, f"/dev/fd/{fd}", set())
+
+
 async def serve(max_requests: int) -> None:
     """Answer requests until the tree is unmounted, by anybody."""
     await pyfuse3.main(min_tasks=2, max_tasks=max_requests)
@@ -216,10 +227,19 @@ def stop() -> None:
     pyfuse3.terminate()
 
 
-def unmount() -> None:
+def close() -> None:
+    """End the session; unmounts what mount() mounted, if nobody has yet."""
     pyfuse3.close(unmount=True)
 
 
 def invalidate(change: Change) -> None:
-    """Tell the kernel to forget a name; done by pyfuse3's own thread, so safe from anywhere."""
+    """Tell the kernel to forget a name, or a directory's attributes; safe while it waits for an answer.
+
+    A name is dropped by pyfuse3's own thread, because the kernel locks the directory for it. Attributes
+    alone need no lock, and whoever is in the directory keeps it.
+    """
+    if not change.name:
+        with suppress(OSError):  # ENOENT: the kernel does not know the directory
+            pyfuse3.invalidate_inode(cast(Any, change.parent), attr_only=True)
+        return
     pyfuse3.invalidate_entry_async(cast(Any, change.parent), cast(Any, change.name), ignore_enoent=True)

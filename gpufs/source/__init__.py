@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpufs.errors import UsageError
 from gpufs.metrics import Metrics
+from gpufs.options import MountConfig
 from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page, Source
 from gpufs.source.file import FileSource
 from gpufs.source.retry import Retry
@@ -27,6 +28,7 @@ __all__ = [
     "Page",
     "Source",
     "local_directory",
+    "open_configured",
     "open_source",
 ]
 
@@ -54,6 +56,23 @@ def open_source(url: str, settings: S3Settings, metrics: Metrics) -> Source:
     if not rest.startswith("//"):
         raise UsageError(_no_slashes(url, known, rest))
     return _open_s3(url, rest[2:], settings, metrics)
+
+
+def open_configured(config: MountConfig, metrics: Metrics) -> Source:
+    """The source of a mount. Raises UsageError."""
+    from gpufs.source.s3.settings import S3Settings
+
+    options = config.options
+    settings = S3Settings(
+        endpoint_url=options.endpoint_url,
+        region=options.region,
+        profile=options.profile,
+        addressing=options.addressing,
+        anonymous=options.anonymous,
+        requester_pays=options.requester_pays,
+        ca_bundle=options.ca_bundle,
+    )
+    return open_source(config.source, settings, metrics)
 
 
 def local_directory(url: str) -> str | None:

@@ -1,0 +1,42 @@
+"""How a daemon of gpufs tells its parent that it is ready, or why it is not; and how it logs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from gpufs.errors import GpufsError
+
+READY, FAILED = "ready", "failed: "
+
+log = logging.getLogger("gpufs")
+
+
+def setup_logging(level: str) -> None:
+    """Log to stderr, one key=value line per event."""
+    logging.basicConfig(
+        level=level.upper(),
+        format="time=%(asctime)s level=%(levelname)s logger=%(name)s msg=%(message)s",
+    )
+
+
+def report_to(ready_fd: int, work: Callable[[Callable[[], None]], int]) -> int:
+    """Run `work(ready)` and give its exit status; 1 when it raised a GpufsError.
+
+    The parent reads one line from `ready_fd`: "ready" once `ready()` was called, "failed: why" when
+    the work failed before; nothing when the process died.
+    """
+    parent = os.fdopen(ready_fd, "w")
+
+    def answer(line: str) -> None:
+        if not parent.closed:
+            parent.write(line + "\n")
+            parent.close()
+
+    try:
+        return work(lambda: answer(READY))
+    except GpufsError as error:
+        log.error("%s", error)
+        answer(f"{FAILED}{error}")
+        return 1
