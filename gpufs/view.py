@@ -1,4 +1,4 @@
-"""How an inode is shown to programs: its type, permissions, owners, sizes; and for how long a name holds."""
+"""How an inode is shown to programs: its type, permissions, owners, sizes; and for how long that holds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Shown(NamedTuple):
 
 
 class View:
-    """One mount's way to show inodes. Attributes of an inode never change; only names have a lifetime."""
+    """One mount's way to show inodes."""
 
     def __init__(self, ownership: Ownership) -> None:
         self._own = ownership
@@ -64,6 +64,16 @@ class View:
             size,
             -(-size // 512),
         )
+
+
+def attributes_hold(inode: Inode, listing_holds: float) -> float:
+    """Seconds for which the kernel may keep the attributes of `inode`.
+
+    `listing_holds` is fresh_for() of the directory it is in (`inode.parent`; the root is its own). A
+    file or a link is one version, whose attributes never change. A directory's may, where the source has
+    such: they are as good as the listing that told them, and no request is answered for less than a second.
+    """
+    return max(listing_holds, 1.0) if inode.kind is Kind.DIRECTORY else FOREVER
 
 
 def fresh_for(listed: Listed | None, ttl: float, now_ns: Callable[[], int] = time.time_ns) -> float:

@@ -39,7 +39,7 @@ log = logging.getLogger("gpufs.tree")
 class Tree:
     """The directory tree of one source, kept in the index and refreshed when it is too old.
 
-    `on_change` is told each name whose cached answers in the kernel are wrong now; it is called
+    `on_change` is told everything the kernel may have been answered that is wrong now; it is called
     in the trio thread, never from inside the request that found the change out.
     """
 
@@ -78,16 +78,20 @@ class Tree:
     def path(self, number: int) -> bytes:
         return self._index.path(number)
 
+    def fresh_for(self, directory: int) -> float:
+        """Seconds the listing of `directory` is still good for; 0 or less when it must be renewed."""
+        return fresh_for(self._index.listed(directory), self._ttl, self._now_ns)
+
     async def lookup(self, parent: int, name: bytes) -> tuple[Inode | None, float]:
         """The inode of `name` in `parent`, None when there is none, and for how many seconds that holds."""
-        holds = self._fresh_for(parent)
+        holds = self.fresh_for(parent)
         if holds <= 0:
             holds = await self._renew(parent)
         return self._index.lookup(parent, name), holds
 
     async def children(self, parent: int, after: bytes | None, limit: int) -> tuple[list[Inode], float]:
         """Up to `limit` children of `parent` behind the name `after`, in name order, as lookup() would."""
-        holds = self._fresh_for(parent)
+        holds = self.fresh_for(parent)
         if holds <= 0:
             # A reading that has begun is finished on the listing it began with.
             holds = await self._renew(parent) if after is None else DOWN_PAUSE
@@ -160,16 +164,12 @@ class Tree:
 
     # -- freshness
 
-    def _fresh_for(self, directory: int) -> float:
-        """Seconds the listing of `directory` is still good for; 0 or less when it must be renewed."""
-        return fresh_for(self._index.listed(directory), self._ttl, self._now_ns)
-
     async def _renew(self, directory: int) -> float:
         """List `directory` anew; while the source is down, what is known of it stays in force."""
         listed = self._index.listed(directory)
         if listed is None or not listed.complete:
             await self._listings.run(directory, lambda: self._list_in_worker(directory))
-            return max(self._fresh_for(directory), 1.0)
+            return max(self.fresh_for(directory), 1.0)
         if trio.current_time() >= self._down_until:
             flight = self._listings.start(directory, lambda: self._list_in_worker(directory))
             with trio.move_on_after(PATIENCE):
@@ -180,7 +180,7 @@ class Tree:
                 except (RemoteFailed, DeadlineExceeded, AccessDenied, IndexUnwritable) as error:
                     self._source_down(directory, error)
                 else:
-                    return max(self._fresh_for(directory), 1.0)
+                    return max(self.fresh_for(directory), 1.0)
             else:
                 self._source_down(directory, DeadlineExceeded("no answer yet"))
         self._metrics.stale_served.add()

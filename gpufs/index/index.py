@@ -46,17 +46,16 @@ class Index:
 
     One process opens a directory once at a time; several processes may share it. An index of another
     source, of another schema, or damaged beyond opening is replaced by an empty one (logged).
-    `root_mtime_ns` is the root's time where the source knows it; otherwise the time of creation.
     """
 
-    def __init__(self, directory: Path, source_id: str, *, root_mtime_ns: int | None = None) -> None:
+    def __init__(self, directory: Path, source_id: str) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
         self._source_id = source_id
         self._users = Users(directory)
         try:
             with self._users.exclusive() as alone, self._explained():
-                self._env, self._tables = self._open(alone, root_mtime_ns)
+                self._env, self._tables = self._open(alone)
         except BaseException:
             self._users.close()
             raise
@@ -230,10 +229,10 @@ class Index:
                 count += 1
         return count
 
-    def _open(self, alone: bool, root_mtime_ns: int | None) -> tuple[lmdb.Environment, Tables]:
+    def _open(self, alone: bool) -> tuple[lmdb.Environment, Tables]:
         env = open_environment(self._directory, check=alone)
         try:
-            tables = self._prepare(env, root_mtime_ns)
+            tables = self._prepare(env)
             if tables is not None:
                 return env, tables
             why = "is of another source or version"
@@ -245,12 +244,12 @@ class Index:
         env.close()
         discard(self._directory, why)
         env = open_environment(self._directory, check=False)
-        tables = self._prepare(env, root_mtime_ns)
+        tables = self._prepare(env)
         if tables is None:
             raise lmdb.CorruptedError("a new index is not empty")
         return env, tables
 
-    def _prepare(self, env: lmdb.Environment, root_mtime_ns: int | None) -> Tables | None:
+    def _prepare(self, env: lmdb.Environment) -> Tables | None:
         """The tables of `env`, filled with the root if they are new; None when they are not ours."""
         with env.begin(write=True) as txn:
             tables = Tables.open(env, txn)
@@ -259,14 +258,14 @@ class Index:
                 txn.put(SCHEMA_KEY, SCHEMA, db=tables.about)
                 txn.put(SOURCE_KEY, self._source_id.encode(), db=tables.about)
                 tree.write_counters(txn, tables, Counters(next_inode=ROOT + 1))
-                root_mtime_ns = root_mtime_ns or time.time_ns()
+                # Its time until a listing of it tells another, if the source knows any.
+                now_ns = time.time_ns()
+                root = records.body(ROOT, b"", Kind.DIRECTORY, 0, now_ns, "", None, None, None, b"")
+                txn.put(pack_number(ROOT), root, db=tables.inodes)
             elif schema != SCHEMA or txn.get(SOURCE_KEY, db=tables.about) != self._source_id.encode():
                 return None
             else:
                 Counters.read(txn, tables)
-            if root_mtime_ns is not None:
-                root = records.body(ROOT, b"", Kind.DIRECTORY, 0, root_mtime_ns, "", None, None, None, b"")
-                txn.put(pack_number(ROOT), root, db=tables.inodes)
         return tables
 
 

@@ -105,8 +105,9 @@ class Merge:
         was_directory = records.kind_of(stored) is Kind.DIRECTORY
         if entry.kind is Kind.DIRECTORY:
             if was_directory:
-                self._update_directory(packed, stored, entry)
                 self._listing.seen.append(number)
+                if self._update_directory(packed, stored, entry):
+                    return Merged(Change(number, b""), is_new=False)
                 return None
             self._listing.replaced[entry.name] = number
         elif was_directory:
@@ -176,9 +177,14 @@ class Merge:
         end = len(stored) - records.DIGEST_SIZE if entry.kind is Kind.FILE else len(stored)
         return stored[:end] == self._body(entry, entry.mtime_ns)
 
-    def _update_directory(self, packed: bytes, stored: bytes, entry: Entry) -> None:
-        """A directory keeps its number; only a time that the source really knows replaces the old one."""
+    def _update_directory(self, packed: bytes, stored: bytes, entry: Entry) -> bool:
+        """A directory keeps its number; True when its attributes changed.
+
+        Only a time that the source really knows replaces the old one.
+        """
         mtime_ns = entry.mtime_ns or records.mtime_of(stored)
         data = self._body(entry, mtime_ns)
-        if data != stored:
-            self._txn.put(packed, data, db=self._tables.inodes)
+        if data == stored:
+            return False
+        self._txn.put(packed, data, db=self._tables.inodes)
+        return True

@@ -61,12 +61,14 @@ class Page:
 
     A flat store can have a file and a directory of one name (keys `out` and `out/x`): then both are
     entries, perhaps of different pages, and the index decides. Otherwise a name comes once.
+    `own` are the attributes of the directory itself, on one of its pages, where the source has such.
     """
 
     directory: bytes
     entries: list[Entry]
     hidden: list[Hidden]
     last: bool
+    own: Entry | None = None
 
 
 class ObjectRef(NamedTuple):

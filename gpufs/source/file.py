@@ -257,7 +257,8 @@ def _scan(descriptor: int, directory: bytes) -> Iterator[Page]:
             if len(entries) + len(hidden) == _PAGE_SIZE:
                 yield Page(directory, entries, hidden, last=False)
                 entries, hidden = [], []
-    yield Page(directory, entries, hidden, last=True)
+    own = _directory(b"", os.fstat(descriptor))
+    yield Page(directory, entries, hidden, last=True, own=own)
 
 
 def _look(parent: int, name: bytes) -> Entry | Hidden:

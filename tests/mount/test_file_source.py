@@ -79,6 +79,49 @@ def test_the_tree_is_the_directory(form: str, tmp_path: Path, mount: MountFactor
     assert {hidden["key"] for hidden in mounted.status()["hidden"]} == {"pipe", "sub/sock"}
 
 
+def shown(path: Path) -> tuple[object, ...]:
+    found = path.stat()
+    return oct(found.st_mode), found.st_uid, found.st_gid, found.st_mtime_ns
+
+
+def test_the_attributes_of_directories_are_the_sources_the_roots_too(
+    tmp_path: Path, mount: MountFactory
+) -> None:
+    """A private directory stays private: also when it becomes so, after a refresh, to the one who is in it."""
+    data = tmp_path / "data"
+    (data / "d/e").mkdir(parents=True)
+    (data / "d/e/f").write_bytes(b"x")
+    data.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(data, 12345, 54321)
+    mounted = mount(f"file://{data}")
+    assert shown(mounted.path) == shown(data)
+    assert shown(mounted.path / "d") == shown(data / "d")
+    inside = os.open(mounted.path / "d/e", os.O_RDONLY)
+    try:
+        for directory, mode in ((data, 0o711), (data / "d", 0o700), (data / "d/e", 0o710)):
+            directory.chmod(mode)
+        mounted.refresh("d/e")
+        assert stat.S_IMODE(os.fstat(inside).st_mode) == 0o710
+        assert (os.readlink(f"/proc/self/fd/{inside}")) == str(mounted.path / "d/e")
+        mounted.refresh()
+        for place in ("", "d", "d/e"):
+            assert shown(mounted.path / place) == shown(data / place)
+    finally:
+        os.close(inside)
+
+
+def test_a_changed_mode_is_seen_after_the_ttl(tmp_path: Path, mount: MountFactory) -> None:
+    data = tmp_path / "data"
+    (data / "d").mkdir(parents=True)
+    mounted = mount(f"file://{data}", metadata_ttl="1s")
+    assert (mounted.path / "d").is_dir()
+    (data / "d").chmod(0o700)
+    data.chmod(0o711)
+    wait_until(lambda: shown(mounted.path / "d") == shown(data / "d"), "the new mode")
+    wait_until(lambda: shown(mounted.path) == shown(data), "the new mode of the root")
+
+
 def test_changes_are_seen_after_the_ttl(tmp_path: Path, mount: MountFactory) -> None:
     """Cases 1 and 2: also of one byte with size and times restored; a reader of before keeps his version."""
     data = tmp_path / "data"

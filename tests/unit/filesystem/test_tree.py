@@ -13,7 +13,7 @@ from gpufs.errors import AccessDenied, DeadlineExceeded, IndexUnwritable, NotFou
 from gpufs.filesystem.tree import CRAWL_AFTER, DOWN_PAUSE, PATIENCE
 from gpufs.index import ROOT, Change
 from gpufs.source.base import Kind
-from gpufs.view import FOREVER
+from gpufs.view import FOREVER, attributes_hold
 from tests.unit.filesystem.helpers import Clock, FakeSource, World, play
 
 
@@ -394,3 +394,21 @@ def test_listing_many_directories_singly_makes_a_crawl_worth_it(tmp_path: Path) 
         play(tmp_path / str(flat), source, scene)
         assert source.asked["walk"] == flat
         assert source.asked["list"] <= CRAWL_AFTER + 4 if flat else source.asked["list"] == 41
+
+
+def test_attributes_of_directories_hold_as_long_as_the_listing_that_told_them(tmp_path: Path) -> None:
+    """Those of a file hold for ever: it is one version. The root is told by its own listing."""
+    clock = Clock()
+
+    async def scene(world: World) -> None:
+        directory, name = await world.find("d"), await world.find("d/f")
+        root = world.index.get(ROOT)
+        assert directory is not None and name is not None and root is not None
+        clock.pass_by(200)
+        for inode in (directory, root):
+            assert 90 < attributes_hold(inode, world.tree.fresh_for(inode.parent)) <= 100
+        assert attributes_hold(name, world.tree.fresh_for(name.parent)) == FOREVER
+        clock.pass_by(1000)
+        assert attributes_hold(directory, world.tree.fresh_for(ROOT)) == 1.0
+
+    play(tmp_path, FakeSource({"d/f": b"1"}), scene, now_ns=clock)

@@ -95,15 +95,6 @@ def test_a_remount_finds_everything_and_gives_new_numbers(tmp_path: Path) -> Non
         check_invariants(index)
 
 
-def test_the_root_takes_the_time_the_source_knows(tmp_path: Path) -> None:
-    Index(tmp_path, SOURCE, root_mtime_ns=5).close()
-    with opened(tmp_path) as index:
-        assert at(index, "").mtime_ns == 5
-    second = Index(tmp_path, SOURCE, root_mtime_ns=6)
-    assert at(second, "").mtime_ns == 6
-    second.close()
-
-
 def test_another_source_starts_afresh(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path) as index:
         fill(index, "", [file("a")])

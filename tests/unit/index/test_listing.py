@@ -84,9 +84,12 @@ def test_a_directory_without_a_time_keeps_the_time_it_was_first_seen(index: Inde
 
 
 def test_a_directory_keeps_its_number_when_its_attributes_change(index: Index) -> None:
+    """Its name stays right, so that nobody below it is disturbed: a change of its own is reported."""
     fill(index, "", [directory("d", mtime_ns=5)])
     first = at(index, "d")
-    assert fill(index, "", [Entry(b"d", Kind.DIRECTORY, mtime_ns=6, mode=0o700)]) == []
+    changed = Entry(b"d", Kind.DIRECTORY, mtime_ns=6, mode=0o700)
+    assert fill(index, "", [changed]) == [Change(first.number, b"")]
+    assert fill(index, "", [changed]) == []
     second = at(index, "d")
     assert (second.number, second.mtime_ns, second.mode) == (first.number, 6, 0o700)
 
@@ -271,3 +274,22 @@ def test_the_same_name_twice_in_a_listing_is_one_file(index: Index) -> None:
     fill(index, "", [file("a", "1"), file("a", "1")], [file("a", "22")])
     assert names(index) == ["a"]
     assert at(index, "a").size == 2
+
+
+def test_a_listing_tells_the_attributes_of_the_listed_directory_the_root_too(index: Index) -> None:
+    """They are kept across listings of a source that knows none, and each change is reported once."""
+
+    def list_root(mode: int, mtime_ns: int = 5) -> list[Change]:
+        own = Entry(b"", Kind.DIRECTORY, mtime_ns=mtime_ns, mode=mode, uid=7, gid=8)
+        with index.write() as writer:
+            listing = writer.begin(ROOT, time.time_ns())
+            changes = writer.add(listing, Page(b"", [], [], last=True, own=own))
+            return changes + writer.finish(listing)
+
+    assert list_root(0o700) == [Change(ROOT, b"")]
+    root = at(index, "")
+    assert (root.number, root.mode, root.uid, root.gid, root.mtime_ns) == (ROOT, 0o700, 7, 8, 5)
+    assert list_root(0o700) == []
+    assert list_root(0o750) == [Change(ROOT, b"")]
+    assert list_root(0o750, mtime_ns=0) == []
+    assert (at(index, "").mode, at(index, "").mtime_ns) == (0o750, 5)

@@ -454,3 +454,14 @@ def test_the_walk_ends_when_the_whole_source_is_out_of_reach(
     monkeypatch.setattr(os, "open", failing(errno.ESTALE))
     with pytest.raises(RemoteFailed):
         next(walk)
+
+
+def test_a_listing_tells_the_attributes_of_its_directory(tmp_path: Path, source: FileSource) -> None:
+    (tmp_path / "d").mkdir()
+    for directory, path in ((b"", tmp_path), (b"d", tmp_path / "d")):
+        path.chmod(0o710)
+        (own,) = [page.own for page in source.list(directory) if page.own is not None]
+        found = path.stat()
+        assert (own.mode, own.uid, own.gid, own.mtime_ns) == (
+            0o710, found.st_uid, found.st_gid, found.st_mtime_ns,
+        )  # fmt: skip
