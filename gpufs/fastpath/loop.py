@@ -20,7 +20,7 @@ from gpufs.handoff.feed import Recorder
 from gpufs.handoff.handles import OURS
 from gpufs.index import Index, Inode
 from gpufs.source.base import Kind
-from gpufs.view import FOREVER, NAME_MAX, PREFERRED_READ, View, fresh_for
+from gpufs.view import FOREVER, NAME_MAX, PREFERRED_READ, View, attributes_hold, fresh_for
 
 REQUEST_SIZE = LARGEST_READ + (64 << 10)  # bytes; must exceed max_write + 4 KiB, or every read gives EINVAL
 INTERNAL = 1 << 62  # set in the unique of our own requests to the filesystem process
@@ -126,7 +126,8 @@ class Loop:
         if inode is None:
             self._device.reply(unique, wire.ENTRY.pack(0, 0, seconds, 0, nanoseconds, 0), _NO_ENTRY)
         else:
-            entry = wire.ENTRY.pack(inode.number, 0, seconds, int(FOREVER), nanoseconds, 0)
+            kept = int(attributes_hold(inode, holds))
+            entry = wire.ENTRY.pack(inode.number, 0, seconds, kept, nanoseconds, 0)
             self._device.reply(unique, entry, self._attributes(inode))
         return True
 
@@ -134,7 +135,10 @@ class Loop:
         inode = self._index.get(number)
         if inode is None:
             return False
-        self._device.reply(unique, wire.ATTR_OUT.pack(int(FOREVER), 0, 0), self._attributes(inode))
+        directory = inode.kind is Kind.DIRECTORY
+        holds = fresh_for(self._index.listed(inode.parent), self._ttl) if directory else FOREVER
+        kept = int(attributes_hold(inode, holds))
+        self._device.reply(unique, wire.ATTR_OUT.pack(kept, 0, 0), self._attributes(inode))
         return True
 
     def _open(self, unique: int, number: int) -> bool:
