@@ -28,6 +28,13 @@ class SingleFlight(Generic[K, T]):
         await flight.landed.wait()
         return flight.result()
 
+    async def run_anew(self, key: K, call: Callable[[], Awaitable[T]]) -> T:
+        """Like run(), with a call that begins after this one: one under way is waited for, and not enough."""
+        flight = self._flights.get(key)
+        if flight is not None:
+            await flight.landed.wait()
+        return await self.run(key, call)
+
     def start(self, key: K, call: Callable[[], Awaitable[T]]) -> Flight[T]:
         """Have the call running, without waiting for it."""
         flight = self._flights.get(key)

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
 import trio
 
@@ -61,7 +62,7 @@ class Tree:
         self._on_change = on_change
         self._now_ns = now_ns
         self._workers = Workers(LISTING_THREADS)
-        self._listings: SingleFlight[int, None] = SingleFlight(nursery)
+        self._listings: SingleFlight[int, int] = SingleFlight(nursery)
         self._down_until = -math.inf
         self._listed_singly = 0
         self._crawling = False
@@ -131,16 +132,14 @@ class Tree:
             if directories and not (listed and listed.complete):
                 continue  # never looked at: nothing to refresh
             try:
-                changed = await self._workers.run(self._list, number)
+                changes += await self._listings.run_anew(number, partial(self._list_in_worker, number))
             except (NotFound, NotADirectory):
                 if number == ROOT:
                     raise
                 if not directories:  # what was asked for has vanished: the listing above it says so
                     pending.append(self.inode(number).parent)
                 continue
-            self._report(changed)
             directories += 1
-            changes += len(changed)
             pending += await self._workers.run(self._subdirectories, number)
         return {"directories": directories, "changes": changes}
 
@@ -168,10 +167,10 @@ class Tree:
         """List `directory` anew; while the source is down, what is known of it stays in force."""
         listed = self._index.listed(directory)
         if listed is None or not listed.complete:
-            await self._listings.run(directory, lambda: self._list_in_worker(directory))
+            await self._listings.run(directory, partial(self._list_for_lookup, directory))
             return max(self.fresh_for(directory), 1.0)
         if trio.current_time() >= self._down_until:
-            flight = self._listings.start(directory, lambda: self._list_in_worker(directory))
+            flight = self._listings.start(directory, partial(self._list_for_lookup, directory))
             with trio.move_on_after(PATIENCE):
                 await flight.landed.wait()
             if flight.landed.is_set():
@@ -193,12 +192,19 @@ class Tree:
 
     # -- listing
 
-    async def _list_in_worker(self, directory: int) -> None:
-        self._report(await self._workers.run(self._list, directory))
+    async def _list_in_worker(self, directory: int) -> int:
+        """List one directory, one at a time each; the number of changes."""
+        changes = await self._workers.run(self._list, directory)
+        self._report(changes)
         self._tell_hidden()
+        return len(changes)
+
+    async def _list_for_lookup(self, directory: int) -> int:
+        changes = await self._list_in_worker(directory)
         self._listed_singly += 1
         if self._listed_singly == CRAWL_AFTER and self._crawl_pays():
             self._nursery.start_soon(self.crawl)
+        return changes
 
     def _crawl_pays(self) -> bool:
         """Whether a flat listing costs fewer requests than the directories one by one."""

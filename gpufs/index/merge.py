@@ -26,6 +26,7 @@ class Listing:
     directory: int
     started_ns: int
     path: bytes
+    first_new: int  # inodes from this number on did not exist when the listing began
     seen: array[int] = field(default_factory=lambda: array("Q"))
     waiting: dict[bytes, Entry] = field(default_factory=dict)
     replaced: dict[bytes, int] = field(default_factory=dict)
