@@ -117,3 +117,33 @@ def test_keys_do_not_wait_for_each_other() -> None:
         await main()
 
     run(timed)
+
+
+def test_a_call_under_way_is_not_enough_for_run_anew() -> None:
+    """What was asked before may have seen less; what was asked after, by anybody, will do."""
+
+    async def main() -> None:
+        began: list[float] = []
+        async with trio.open_nursery() as nursery:
+            flights: SingleFlight[str, float] = SingleFlight(nursery)
+
+            async def call() -> float:
+                began.append(trio.current_time())
+                await trio.sleep(10)
+                return began[-1]
+
+            flights.start("key", call)
+            await trio.sleep(1)
+            asked = trio.current_time()
+            results: list[float] = []
+
+            async def ask() -> None:
+                results.append(await flights.run_anew("key", call))
+
+            async with trio.open_nursery() as askers:
+                askers.start_soon(ask)
+                askers.start_soon(ask)
+            assert len(began) == 2 and results == [began[1]] * 2
+            assert began[0] < asked <= began[1]
+
+    run(main)

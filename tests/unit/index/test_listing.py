@@ -276,6 +276,23 @@ def test_the_same_name_twice_in_a_listing_is_one_file(index: Index) -> None:
     assert at(index, "a").size == 2
 
 
+@pytest.mark.parametrize("first_to_finish", [0, 1])
+def test_two_listings_at_once_lose_no_name(index: Index, first_to_finish: int) -> None:
+    """A name met by both listings, in different versions, stays; and so does a new name of either."""
+    fill(index, "", [file("changed", "0"), file("same"), file("gone")])
+    with index.write() as writer:
+        listings = [writer.begin(ROOT, time.time_ns()), writer.begin(ROOT, time.time_ns() + 1)]
+        for number, listing in enumerate(listings):
+            entries = [file("changed", str(number + 1)), file("same"), file(f"only{number}")]
+            writer.add(listing, Page(b"", entries, [], last=True))
+    for listing in (listings[first_to_finish], listings[1 - first_to_finish]):
+        with index.write() as writer:
+            writer.finish(listing)
+        assert names(index) == ["changed", "only0", "only1", "same"]
+    fill(index, "", [file("changed", "2"), file("same"), file("only1")])
+    assert names(index) == ["changed", "only1", "same"]
+
+
 def test_a_listing_tells_the_attributes_of_the_listed_directory_the_root_too(index: Index) -> None:
     """They are kept across listings of a source that knows none, and each change is reported once."""
 

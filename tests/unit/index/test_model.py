@@ -121,10 +121,10 @@ class IndexMachine(RuleBasedStateMachine):
             assert self.numbers() == known
             return
         was_listed = node.listed_ns is not None
-        self.model(running)
+        self.model(running, self.below(known, running.path))
         self.check_changes(running, known, changes, was_listed)
 
-    def model(self, running: Running) -> None:
+    def model(self, running: Running, known: dict[bytes, int]) -> None:
         node = running.node
         final: dict[bytes, Entry] = {}
         shadowed: set[bytes] = set()
@@ -140,7 +140,12 @@ class IndexMachine(RuleBasedStateMachine):
             for each in hides:
                 hidden[each.name] = hidden.get(each.name, 0) + each.count
         hidden.update(dict.fromkeys(shadowed, 1))
-        children = {}
+        # What another listing put in since this one began, it cannot judge.
+        children = {
+            name: child
+            for name, child in node.children.items()
+            if name not in final and known[name] >= running.listing.first_new
+        }
         for name, entry in final.items():
             before = node.children.get(name)
             stays = before is not None and before[0].kind is entry.kind is Kind.DIRECTORY
@@ -151,8 +156,9 @@ class IndexMachine(RuleBasedStateMachine):
         self, running: Running, known: dict[bytes, int], changes: list[Change], was_listed: bool
     ) -> None:
         """Every name of this directory that means something else now has been told."""
-        told = {change.name for change in changes}
-        assert {change.parent for change in changes} <= {running.listing.directory}
+        named = [change for change in changes if change.name]  # the others: attributes of directories
+        told = {change.name for change in named}
+        assert {change.parent for change in named} <= {running.listing.directory}
         before = self.below(known, running.path)
         after = self.below(self.numbers(), running.path)
         for name in before.keys() | after.keys():
@@ -208,6 +214,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule()
     def drop_orphans(self) -> None:
         self.running.clear()
+        self.remount()
         live = {ROOT, *self.numbers().values()}
         stored = {number for number in self.every if self.index.get(number) is not None}
         # More may go: inodes that came and went within one listing.
