@@ -1,0 +1,1 @@
+"""Measurements of this checkout: `python -m tests.bench --help` lists them."""
