@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import trio
 from gpufs.cache import Cache
 from gpufs.control import paths
 from gpufs.control.server import Handler, serve
-from gpufs.errors import GpufsError, MountFailed, NotFound
+from gpufs.errors import GpufsError, IndexUnwritable, MountFailed, NotFound
 from gpufs.fetch.fetcher import Fetcher
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem import fuse, kernel
@@ -61,6 +62,7 @@ class Mount:
         options = config.options
         self._config = config
         self._link = link
+        self._resumed = link is not None and link.resumed
         self._fastpath_pid = 0
         self._passthrough = False
         self.metrics = Metrics()
@@ -103,6 +105,7 @@ class Mount:
                 self.metrics,
                 nursery,
                 self._tell_kernel,
+                resumed=self._resumed,
             )
             if self._index.listed(ROOT) is None:  # a known tree is shown at once, source or no source
                 await self._workers.run(self._source.check)
@@ -126,10 +129,7 @@ class Mount:
                 nursery.start_soon(self._background, ready)
                 if self._link is not None:
                     nursery.start_soon(self._follow, self._link.feed_fd, files, operations)
-                await fuse.serve(MAX_REQUESTS)
-            except OSError:
-                if self._link is None:  # else the fast path has ended, and so does this process
-                    raise
+                await fuse.serve(MAX_REQUESTS, attached=self._link is not None)
             finally:
                 self._mounted = False
                 fuse.close()
@@ -179,6 +179,14 @@ class Mount:
             if self._source.abilities.flat_listing and not self._index.crawled():
                 nursery.start_soon(self._tree.crawl)
             nursery.start_soon(workers.run, self._cache.scrub, lambda: False)
+            if not self._resumed:  # else the kernel may still use inodes that have lost their names
+                nursery.start_soon(workers.run, self._drop_orphans)
+
+    def _drop_orphans(self) -> None:
+        """Worker thread: what earlier mounts have left in the index for those who had it open."""
+        with suppress(IndexUnwritable):  # the next mount tries again
+            if dropped := self._index.drop_orphans():
+                log.info("removed %d replaced or deleted inodes from the index", dropped)
 
     async def _until_signal(self, nursery: trio.Nursery) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

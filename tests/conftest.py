@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.mounts import fast_path as fast_path
 from tests.mounts import mount as mount
 from tests.mounts import tree_of as tree_of
 from tests.servers import FaultProxy, S3Endpoint, fault_proxy, moto_server, weed_binary, weed_server

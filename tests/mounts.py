@@ -22,6 +22,7 @@ from tests.servers import S3Endpoint
 
 GPUFS = [sys.executable, "-m", "gpufs"]
 MNT_DETACH = 2
+DAEMON = re.compile(rb"gpufs\.(service|supervisor|fastpath)")
 UNEXPECTED = re.compile(r"level=(ERROR|CRITICAL)|Traceback", re.MULTILINE)
 
 
@@ -72,10 +73,17 @@ class Mounted:
 
     def kill(self) -> None:
         """kill -9 of everything behind the mount, and the dead mount point taken away."""
-        for pid in self.status()["pids"]:
-            os.kill(pid, signal.SIGKILL)
+        for pid in reversed(self.pids()):  # the supervisor first, or it would start the others anew
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
             wait_until(lambda pid=pid: not alive(pid), "the killed daemon to go")
         detach(self.path)
+
+    def pids(self) -> list[int]:
+        """The processes behind the mount: filesystem, and with a fast path that one and the supervisor."""
+        count = 1 if self.options["fast_path"] == "off" else 3
+        wait_until(lambda: len(self.status()["pids"]) == count, "all processes to be known")
+        return list(self.status()["pids"])
 
     def log(self) -> str:
         from gpufs.control.paths import log_path
@@ -120,7 +128,7 @@ def daemons_of(path: Path) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             with suppress(OSError):
-                if b"gpufs.service" in (entry / "cmdline").read_bytes() and (
+                if DAEMON.search((entry / "cmdline").read_bytes()) and (
                     os.fsencode(path) in (entry / "environ").read_bytes()
                 ):
                     found.append(int(entry.name))
@@ -130,8 +138,14 @@ def daemons_of(path: Path) -> list[int]:
 MountFactory = Callable[..., Mounted]
 
 
+@pytest.fixture(params=["auto", "off"])
+def fast_path(request: pytest.FixtureRequest) -> str:
+    """Every promise holds with the fast path and without it."""
+    return str(request.param)
+
+
 @pytest.fixture
-def mount() -> Iterator[MountFactory]:
+def mount(fast_path: str) -> Iterator[MountFactory]:
     """`mount("s3://bucket", server, key=value, ...)`: mounted at once; all of it is gone after the test.
 
     `work=` names a directory to mount in (for two mounts that share one), `start=False` only prepares.
@@ -148,6 +162,7 @@ def mount() -> Iterator[MountFactory]:
         if server is not None:
             env |= server.env()
             options = {"endpoint_url": server.url, "region": server.region} | options
+        options = {"fast_path": fast_path} | options
         mounted = Mounted(source, work, options, env)
         made.append((mounted, work))
         return mounted.mount() if start else mounted

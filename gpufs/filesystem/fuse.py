@@ -217,9 +217,14 @@ def attach(operations: Operations, fd: int) -> None:
     pyfuse3.init(operations, f"/dev/fd/{fd}", set())
 
 
-async def serve(max_requests: int) -> None:
-    """Answer requests until the tree is unmounted, by anybody."""
-    await pyfuse3.main(min_tasks=2, max_tasks=max_requests)
+async def serve(max_requests: int, *, attached: bool) -> None:
+    """Answer requests until the tree is unmounted, by anybody; when `attached`, until the fast path ends."""
+    try:
+        await pyfuse3.main(min_tasks=2, max_tasks=max_requests)
+    except BaseExceptionGroup as group:
+        # To libfuse the end of a socket is a failure of the device, and not the end of a session.
+        if not attached or group.split(OSError)[1] is not None:
+            raise
 
 
 def stop() -> None:

@@ -163,7 +163,7 @@ def test_mount_type_gpufs(source: str, weed: S3Endpoint, mount: MountFactory, in
     mounted = mount(source, weed, start=False)
     system(mounted, "mount", "-t", "gpufs", source, mounted.path, "-o", mounted.option_text() + ",ro,noatime")
     assert (mounted.path / "dir/below").read_bytes() == b"below"
-    (pid,) = mounted.status()["pids"]
+    pid = mounted.pids()[-1]
     system(mounted, "umount", mounted.path)
     assert os.listdir(mounted.path) == []
     wait_until(lambda: not alive(pid), "the daemon to end")

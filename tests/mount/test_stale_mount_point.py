@@ -24,7 +24,7 @@ Bucket = Callable[[S3Endpoint], str]
 
 def kill_and_leave(mounted: Mounted) -> None:
     """kill -9 of everything behind the mount; the dead mount point stays."""
-    for pid in mounted.status()["pids"]:
+    for pid in reversed(mounted.pids()):
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda pid=pid: not alive(pid), "the killed daemon to go")
     with pytest.raises(OSError, match="Transport endpoint is not connected") as caught:
