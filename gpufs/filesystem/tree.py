@@ -53,7 +53,10 @@ class Tree:
         nursery: trio.Nursery,
         on_change: Callable[[Change], None],
         now_ns: Callable[[], int] = time.time_ns,
+        *,
+        resumed: bool = False,
     ) -> None:
+        """`resumed`: the kernel has answers from before the index was opened here."""
         self._source = source
         self._index = index
         self._ttl = ttl
@@ -68,6 +71,8 @@ class Tree:
         self._crawling = False
         self._stopping = False
         self._told_hidden = False
+        # Changes before this moment of the index are known to the kernel, whoever found them.
+        self._told = 0 if resumed else index.opened_at
 
     def inode(self, number: int) -> Inode:
         """The inode with that number. Raises VersionGone when the index knows it no more."""
@@ -110,7 +115,18 @@ class Tree:
             self._on_change(Change(inode.parent, inode.name))
 
     async def refresh(self, path: bytes) -> dict[str, int]:
-        """List the directory at or above `path`, and every known one below it, again now."""
+        """List the directory at or above `path`, and every known one below it, again now.
+
+        What another process on this index has found changed before is no change to this listing, while
+        the kernel still has the old answers: it is told of that too.
+        """
+        reached = self._index.next_number()
+        result = await self._list_again(path)
+        self._report(await self._workers.run(self._index.changes_since, self._told))
+        self._told = reached
+        return result
+
+    async def _list_again(self, path: bytes) -> dict[str, int]:
         inode = self._index.resolve(path)
         if inode is None:
             # A name that appeared after the last listing: its directory knows, once it is asked.
@@ -123,11 +139,12 @@ class Tree:
         if inode.number == ROOT and self._source.abilities.flat_listing:
             changes = await self._workers.run(self._crawl)
             self._tell_hidden()
-            return {"directories": self._index.totals().directories, "changes": changes}
+            return {"directories": self._index.totals().directories + 1, "changes": changes}
         directories = changes = 0
         pending = [inode.number]
         while pending:
             number = pending.pop()
+            self._forget_attributes(number)
             listed = self._index.listed(number)
             if directories and not (listed and listed.complete):
                 continue  # never looked at: nothing to refresh
@@ -278,6 +295,12 @@ class Tree:
                     os.fsdecode(key),
                     reason,
                 )
+
+    def _forget_attributes(self, directory: int) -> None:
+        """Have the kernel ask for the attributes of a directory again, where the source has such."""
+        inode = self._index.get(directory)
+        if inode is not None and inode.mode is not None:
+            self._on_change(Change(directory, b""))
 
     def _report(self, changes: Iterable[Change]) -> None:
         for change in changes:

@@ -22,7 +22,7 @@ from gpufs.errors import IndexUnwritable
 from gpufs.index import records, tree
 from gpufs.index.environment import DAMAGE, DATA_FILE, Users, discard, open_environment
 from gpufs.index.listing import Writer
-from gpufs.index.records import ROOT, Inode, Listed, Totals
+from gpufs.index.records import ROOT, Change, Inode, Listed, Totals
 from gpufs.index.tables import (
     CRAWLED_KEY,
     SCHEMA,
@@ -38,6 +38,8 @@ from gpufs.index.tables import (
 from gpufs.source.base import Kind
 
 _ORPHANS_PER_TRANSACTION = 4096
+_INODES_PER_TRANSACTION = 16384
+_NEVER = 2**64 - 1
 _READ_SIZE = 1 << 20
 
 
@@ -46,6 +48,7 @@ class Index:
 
     One process opens a directory once at a time; several processes may share it. An index of another
     source, of another schema, or damaged beyond opening is replaced by an empty one (logged).
+    `opened_at` is next_number() at the time of opening.
     """
 
     def __init__(self, directory: Path, source_id: str) -> None:
@@ -56,6 +59,8 @@ class Index:
         try:
             with self._users.exclusive() as alone, self._explained():
                 self._env, self._tables = self._open(alone)
+                self._alone = alone
+                self.opened_at = self.next_number()
         except BaseException:
             self._users.close()
             raise
@@ -150,6 +155,27 @@ class Index:
                     found.append((path + b"/" + record.name, record.reason))
         return found
 
+    def next_number(self) -> int:
+        """A moment in the life of the index: what comes after it gets this number or a larger one."""
+        with self._env.begin() as txn:
+            return Counters.read(txn, self._tables).next_inode
+
+    def changes_since(self, number: int) -> list[Change]:
+        """The names that any process found added, replaced or removed since next_number() was `number`.
+
+        Names that came with the first listing of their directory are left out, since nobody can have been
+        told that they do not exist; of what was removed, everything below it. Takes time in proportion to
+        the inodes and orphans since then: for a worker thread.
+        """
+        changes: list[Change] = []
+        position: bytes | None = pack_number(number)
+        while position is not None:
+            position = self._collect_added(position, changes)
+        position = b""
+        while position is not None:
+            position = self._collect_removed(position, number, changes)
+        return changes
+
     def size_on_disk(self) -> int:
         """Bytes the index takes on disk."""
         return (self._directory / DATA_FILE).stat().st_blocks * 512
@@ -180,7 +206,7 @@ class Index:
         with self._explained(), self._env.begin(write=True) as txn:
             data = txn.get(packed, db=self._tables.directories)
             if data is not None:
-                mark = Mark(Mark.unpack(data, now_ns).listed_ns, now_ns)
+                mark = Mark.unpack(data, now_ns)._replace(expired_ns=now_ns)
                 txn.put(packed, mark.pack(), db=self._tables.directories)
 
     def prefault(self) -> None:
@@ -191,17 +217,17 @@ class Index:
                 pass
 
     def drop_orphans(self) -> int:
-        """Delete the records of inodes that no name leads to, and tell how many they were.
+        """Delete the records of inodes that had no name when the index was opened; how many they were.
 
-        Does nothing while another process has the index open, for it may have such a file open.
+        Only for a process whose kernel knew nothing then. Does nothing when another process had the index
+        open, for its kernel may still use such inodes; whoever opened it later cannot know them.
         """
-        with self._users.exclusive() as alone:
-            if not alone:
-                return 0
-            dropped = 0
-            while count := self._drop_some_orphans():
-                dropped += count
-            return dropped
+        dropped = 0
+        position: bytes | None = b"" if self._alone else None
+        while position is not None:
+            count, position = self._drop_some_orphans(position)
+            dropped += count
+        return dropped
 
     def close(self) -> None:
         """Close the files. No other call may be going on, and none may follow."""
@@ -217,17 +243,60 @@ class Index:
                 f"the metadata index in {self._directory} cannot be written ({error}); is the disk full?"
             ) from error
 
-    def _drop_some_orphans(self) -> int:
+    def _drop_some_orphans(self, position: bytes) -> tuple[int, bytes | None]:
+        """From the key `position` on: how many were deleted, and where to go on."""
+        count = 0
         with self._explained(), self._env.begin(write=True) as txn:
             cursor = txn.cursor(self._tables.orphans)
-            count = 0
-            found = cursor.first()
-            while found and count < _ORPHANS_PER_TRANSACTION:
-                txn.delete(cursor.key(), db=self._tables.inodes)
-                cursor.delete()
-                found = bool(cursor.key())
-                count += 1
-        return count
+            found = cursor.set_range(position)
+            for _ in range(_ORPHANS_PER_TRANSACTION):
+                if not found:
+                    return count, None
+                if unpack_number(cursor.value()) < self.opened_at:
+                    txn.delete(cursor.key(), db=self._tables.inodes)
+                    cursor.delete()
+                    found = bool(cursor.key())
+                    count += 1
+                else:
+                    found = cursor.next()
+            return count, cursor.key() if found else None
+
+    def _collect_added(self, position: bytes, changes: list[Change]) -> bytes | None:
+        """Look at some inodes from the key `position` on; where to go on."""
+        now_ns = time.time_ns()
+        first_new: dict[int, int] = {}  # of the directories met here
+        with self._env.begin() as txn:
+            cursor = txn.cursor(self._tables.inodes)
+            found = cursor.set_range(position)
+            for _ in range(_INODES_PER_TRANSACTION):
+                if not found:
+                    return None
+                parent, name = records.place_of(cursor.value())
+                first = first_new.get(parent)
+                if first is None:
+                    data = txn.get(pack_number(parent), db=self._tables.directories)
+                    first = first_new[parent] = Mark.unpack(data, now_ns).first_new if data else _NEVER
+                if unpack_number(cursor.key()) >= first:
+                    changes.append(Change(parent, name))
+                found = cursor.next()
+            return cursor.key() if found else None
+
+    def _collect_removed(self, position: bytes, number: int, changes: list[Change]) -> bytes | None:
+        """Look at some orphans from the key `position` on; where to go on."""
+        with self._env.begin() as txn:
+            cursor = txn.cursor(self._tables.orphans)
+            found = cursor.set_range(position)
+            for _ in range(_INODES_PER_TRANSACTION):
+                if not found:
+                    return None
+                if unpack_number(cursor.value()) >= number:
+                    data = txn.get(cursor.key(), db=self._tables.inodes)
+                    if data is not None:
+                        parent, name = records.place_of(data)
+                        if txn.get(pack_number(parent), db=self._tables.orphans) is None:
+                            changes.append(Change(parent, name))
+                found = cursor.next()
+            return cursor.key() if found else None
 
     def _open(self, alone: bool) -> tuple[lmdb.Environment, Tables]:
         env = open_environment(self._directory, check=alone)

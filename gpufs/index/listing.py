@@ -92,7 +92,9 @@ class Writer:
             tree.orphan(self._txn, self._tables, self._counters, number)
             changes.append(Change(listing.directory, name))
         tree.drop_hidden(self._txn, self._tables, self._counters, listing.directory, keep=listing.started_ns)
-        fresh = Mark(listing.started_ns, mark.expired_ns if mark is not None else 0)
+        if mark is None:
+            mark = Mark(0, 0, self._counters.next_inode)
+        fresh = mark._replace(listed_ns=listing.started_ns)
         self._txn.put(pack_number(listing.directory), fresh.pack(), db=self._tables.directories)
         return changes
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import lmdb
 import xxhash
 
-SCHEMA = b"1"
+SCHEMA = b"2"
 _NUMBER = struct.Struct(">Q")
-_MARK = struct.Struct("<QQ")
+_MARK = struct.Struct("<QQQ")
 _COUNTERS = struct.Struct("<QQQQQ")
 _HIDDEN = struct.Struct("<QQH")
 _HIDDEN_KEY_MAX = 400
@@ -30,7 +30,7 @@ class Tables:
     inodes       number -> encoded inode
     directories  number -> Mark
     hidden       directory number + name -> HiddenRecord
-    orphans      number of an inode that no name leads to -> nothing
+    orphans      number of an inode that no name leads to -> number given out when it lost its name
     about        schema version, source id, Counters
     """
 
@@ -81,20 +81,26 @@ class Counters:
 
 
 class Mark(NamedTuple):
-    """When the last complete listing of a directory started, and when it was declared stale."""
+    """When the last complete listing of a directory started, and when it was declared stale.
+
+    Inodes in it from `first_new` on were not there when its first listing had ended.
+    """
 
     listed_ns: int
     expired_ns: int
+    first_new: int
 
     def pack(self) -> bytes:
-        return _MARK.pack(self.listed_ns, self.expired_ns)
+        return _MARK.pack(self.listed_ns, self.expired_ns, self.first_new)
 
     @staticmethod
     def unpack(data: bytes, now_ns: int) -> Mark:
         """Times that lie in the future were written before the clock was set back, and count as 0:
         otherwise no listing could replace them until the clock has caught up."""
-        listed_ns, expired_ns = _MARK.unpack(data)
-        return Mark(listed_ns if listed_ns <= now_ns else 0, expired_ns if expired_ns <= now_ns else 0)
+        listed_ns, expired_ns, first_new = _MARK.unpack(data)
+        return Mark(
+            listed_ns if listed_ns <= now_ns else 0, expired_ns if expired_ns <= now_ns else 0, first_new
+        )
 
     @property
     def in_force(self) -> bool:

@@ -48,8 +48,11 @@ def child_numbers(
 def orphan(txn: lmdb.Transaction[bytes], tables: Tables, counters: Counters, number: int) -> None:
     """The name of `number` has gone: count it out, and everything below it; keep the records.
 
-    The caller removes the name itself.
+    The caller removes the name itself. That takes a number as a new inode does, so that numbers tell
+    what happened after what.
     """
+    stamp = pack_number(counters.next_inode)
+    counters.next_inode += 1
     pending = [number]
     while pending:
         number = pending.pop()
@@ -57,7 +60,7 @@ def orphan(txn: lmdb.Transaction[bytes], tables: Tables, counters: Counters, num
         data = txn.get(packed, db=tables.inodes)
         if data is None:
             raise lmdb.CorruptedError(f"a name leads to inode {number}, which has no record")
-        txn.put(packed, b"", db=tables.orphans)
+        txn.put(packed, stamp, db=tables.orphans)
         kind = records.kind_of(data)
         if kind is Kind.DIRECTORY:
             counters.directories -= 1

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from gpufs.errors import AccessDenied, DeadlineExceeded, IndexUnwritable, NotFound, RemoteFailed, VersionGone
-from gpufs.filesystem.tree import CRAWL_AFTER, DOWN_PAUSE, PATIENCE
+from gpufs.filesystem.tree import CRAWL_AFTER, DOWN_PAUSE, PATIENCE, Tree
 from gpufs.index import ROOT, Change
 from gpufs.source.base import Kind
 from gpufs.view import FOREVER, attributes_hold
@@ -412,3 +412,26 @@ def test_attributes_of_directories_hold_as_long_as_the_listing_that_told_them(tm
         assert attributes_hold(directory, world.tree.fresh_for(ROOT)) == 1.0
 
     play(tmp_path, FakeSource({"d/f": b"1"}), scene, now_ns=clock)
+
+
+def test_refresh_tells_what_another_mount_on_the_index_has_found(tmp_path: Path) -> None:
+    """Its listing finds nothing new, while the kernel of this mount has the old answers, perhaps for ever."""
+    source = FakeSource({"d/same": b"1", "d/other": b"1", "d/gone": b"1"})
+
+    async def scene(world: World) -> None:
+        other = Tree(source, world.index, math.inf, world.metrics, world.nursery, lambda change: None)
+        d = await world.number("d")
+        await world.find("d/same")
+        source.remove("d/gone")
+        source.put("d/other", b"2")
+        source.put("d/new", b"1")
+        assert await other.refresh(b"") == {"directories": 2, "changes": 3}
+        assert not world.changes
+        assert await world.tree.refresh(b"d") == {"directories": 1, "changes": 0}
+        expected = sorted(Change(d, name) for name in (b"gone", b"new", b"other"))
+        assert sorted(set(world.changes)) == expected
+        world.changes.clear()
+        await world.tree.refresh(b"")
+        assert not world.changes, "told once is enough"
+
+    play(tmp_path, source, scene, ttl=math.inf)

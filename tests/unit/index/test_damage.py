@@ -85,5 +85,6 @@ def test_a_sound_file_is_sound_in_every_state_of_its_life(tmp_path: Path) -> Non
             count = random_.randrange(3000)
             fill(index, "", [file(f"{random_.randrange(9000):05}", str(count)) for _ in range(count)])
             assert find_damage(tmp_path / DATA_FILE) is None
+    with opened(tmp_path) as index:
         index.drop_orphans()
         assert find_damage(tmp_path / DATA_FILE) is None

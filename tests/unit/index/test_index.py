@@ -15,7 +15,7 @@ import pytest
 
 from gpufs.errors import IndexUnwritable, NotADirectory, NotFound
 from gpufs.index.index import Index
-from gpufs.index.records import ROOT, Listed, Totals, digest_of
+from gpufs.index.records import ROOT, Change, Listed, Totals, digest_of
 from gpufs.source.base import Entry, Hidden, Kind, Page
 from tests.unit.index.helpers import SOURCE, at, check_invariants, directory, file, fill, names, opened
 
@@ -147,7 +147,9 @@ def test_orphans_stay_readable_until_they_are_dropped(tmp_path: Path) -> None:
         assert index.get(old.number) == old
         assert index.path(below.number) == b"d/7"
         check_invariants(index)
-        assert index.drop_orphans() == 5002
+        fill(index, "", [])
+        fill(index, "", [file("a", "new")])
+        assert index.drop_orphans() == 5002, "and not the one that was left since"
         assert index.drop_orphans() == 0
         assert index.get(old.number) is None
         assert names(index) == ["a"]
@@ -256,6 +258,16 @@ index.close()
 """
 
 
+def _drop_elsewhere(folder: Path) -> int:
+    """drop_orphans() of a process that opens the index now."""
+    code = (
+        "import sys; from pathlib import Path; from gpufs.index.index import Index; "
+        f"index = Index(Path(sys.argv[1]), {SOURCE!r}); print(index.drop_orphans()); index.close()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, check=True)
+    return int(done.stdout)
+
+
 def test_two_mounts_share_an_index_and_orphans_stay_while_both_are_there(tmp_path: Path) -> None:
     with opened(tmp_path) as index:
         fill(index, "", [file("a", "old")])
@@ -266,13 +278,39 @@ def test_two_mounts_share_an_index_and_orphans_stay_while_both_are_there(tmp_pat
             assert other.stdout is not None and other.stdin is not None
             assert other.stdout.readline() == b"filled\n"
             assert names(index) == ["from the other mount"]
-            assert index.drop_orphans() == 0
-            assert index.get(old) is not None
             fill(index, "", [file("b")])
+            assert _drop_elsewhere(tmp_path) == 0
+            assert index.get(old) is not None
             other.stdin.close()
         assert other.returncode == 0
+        assert index.drop_orphans() == 0
+        assert index.get(old) is not None, "its kernel may have it open"
+    with opened(tmp_path) as index:
         assert index.drop_orphans() == 2
         check_invariants(index)
+
+
+def test_changes_of_another_mount_can_be_told_to_the_kernel(tmp_path: Path) -> None:
+    """Added, replaced and removed names; not those of a first listing, nor what is below a removed directory."""
+    with opened(tmp_path) as index:
+        everything = [directory("d"), directory("e"), file("same"), file("gone"), file("other", "1")]
+        fill(index, "", everything)
+        fill(index, "d", [file("f")])
+        assert index.changes_since(0) == []
+        before = index.next_number()
+    with opened(tmp_path) as index:
+        assert index.opened_at == before
+        fill(index, "e", [file(f"{n}") for n in range(100)])
+        e = at(index, "e").number
+        fill(index, "", [directory("e"), file("same"), file("other", "2"), file("new")])
+        fill(index, "e", [file(f"{n}") for n in range(1, 101)])
+        expected = {(ROOT, b"d"), (ROOT, b"gone"), (ROOT, b"other"), (ROOT, b"new"), (e, b"0"), (e, b"100")}
+        assert set(index.changes_since(before)) == expected
+        assert set(index.changes_since(0)) == expected
+        now = index.next_number()
+        fill(index, "", [directory("e"), file("same"), file("other", "2")])
+        assert index.changes_since(now) == [Change(ROOT, b"new")]
+        assert index.changes_since(index.next_number()) == []
 
 
 def test_opening_twice_in_one_process_is_refused_and_harms_nothing(tmp_path: Path) -> None:
