@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.mounts import MountFactory, is_mounted, wait_until
+from tests.mounts import MountFactory, alive, is_mounted, wait_until
 
 pytestmark = pytest.mark.fuse
 
@@ -198,3 +201,88 @@ def test_a_source_that_is_no_directory(
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert says in done.stderr
     assert not is_mounted(mounted.path)
+
+
+def test_a_refresh_shows_what_another_mount_on_the_index_found_out(
+    tmp_path: Path, mount: MountFactory
+) -> None:
+    """Names are held for ever, and the second refresh finds nothing that the index does not know."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "k").write_bytes(b"old")
+    (data / "gone").write_bytes(b"x")
+    first = mount(f"file://{data}")
+    second = mount(f"file://{data}", cache_dir=str(first.cache))
+    for mounted in (first, second):
+        assert (mounted.path / "k").read_bytes() == b"old"
+        assert (mounted.path / "gone").exists() and not (mounted.path / "new").exists()
+    (data / "k").write_bytes(b"new content")
+    (data / "new").write_bytes(b"x")
+    (data / "gone").unlink()
+    for mounted in (first, second):
+        mounted.refresh()
+        wait_until(lambda m=mounted: (m.path / "k").read_bytes() == b"new content", "the new content")
+        wait_until(lambda m=mounted: (m.path / "new").exists(), "the new name")
+        wait_until(lambda m=mounted: not (m.path / "gone").exists(), "the old name to go")
+
+
+def test_inodes_without_a_name_stay_for_those_who_use_them_and_go_at_the_next_mount(
+    tmp_path: Path, mount: MountFactory, fast_path: str
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "k").write_bytes(b"old")
+    mounted = mount(f"file://{data}")
+    with (mounted.path / "k").open("rb") as before:
+        number = os.fstat(before.fileno()).st_ino
+        (data / "k").write_bytes(b"new content")
+        mounted.refresh()
+        wait_until(lambda: (mounted.path / "k").read_bytes() == b"new content", "the new content")
+        if fast_path == "auto":
+            filesystem = mounted.pids()[0]
+            mounted.may_log_errors = True  # the supervisor tells of it
+            os.kill(filesystem, signal.SIGKILL)
+            wait_until(lambda: not alive(filesystem), "the filesystem process to go")
+            os.getxattr(mounted.path / "k", "user.gpufs.key")  # answered by the one that comes next
+            assert (mounted.path / "k").read_bytes() == b"new content"
+        assert before.read() == b"old" and os.fstat(before.fileno()).st_ino == number
+    assert "replaced or deleted inodes" not in mounted.log()
+    mounted.remount()
+    wait_until(lambda: "removed 1 replaced or deleted inodes" in mounted.log(), "the old inode to go")
+    assert (mounted.path / "k").read_bytes() == b"new content"
+
+
+def test_names_that_stay_are_always_there(tmp_path: Path, mount: MountFactory) -> None:
+    """While the directory changes, is listed anew after its ttl and refreshed at once, no name comes or goes
+    that the source has all the time, and none comes twice."""
+    data = tmp_path / "data"
+    (data / "d").mkdir(parents=True)
+    stay = {f"{number:04d}-stay" for number in range(1500)}
+    for name in stay:
+        (data / "d" / name).write_bytes(b"1")
+    mounted = mount(f"file://{data}", metadata_ttl="1s")
+    churning = threading.Event()
+
+    def churn() -> None:
+        number = 0
+        while not churning.is_set():
+            number += 1
+            (data / "d" / f"{number % 1500:04d}-new").write_bytes(b"x")
+            (data / "d" / f"{(number - 300) % 1500:04d}-new").unlink(missing_ok=True)
+            (tmp_path / "other").write_bytes(b"another version")
+            (tmp_path / "other").rename(data / "d" / f"{number % 1500:04d}-stay")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            refreshes = [pool.submit(mounted.refresh, "d") for _ in range(12)]
+            while not all(refresh.done() for refresh in refreshes):
+                names = os.listdir(mounted.path / "d")
+                assert len(names) == len(set(names))
+                assert stay <= set(names)
+            for refresh in refreshes:
+                refresh.result()
+    finally:
+        churning.set()
+        thread.join()
