@@ -135,7 +135,7 @@ def main() -> int:
         shutil.rmtree(work, ignore_errors=True)
     total = sum(p.bytes for p in passes[:1])
     print(
-        f"\n{SMALL_FILES:,} small files and {LARGE_FILES} large ones, {total / 1e6:,.0f} MB, {READERS} readers"
+        f"\n{SMALL_FILES:,} small files, {LARGE_FILES} large ones, {total / 1e6:,.0f} MB, {READERS} readers"
     )
     print(f"  {'':<28}{'files/s':>10}{'MB/s':>10}{'remote':>10}   bytes")
     for one in passes:
