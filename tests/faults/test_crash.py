@@ -15,9 +15,9 @@ import pytest
 
 from tests.faults.conftest import Dataset
 from tests.faults.data import MIB, check, in_parallel, read_all
-from tests.mounts import Mounted, MountFactory, alive, daemons_of, detach, wait_until
+from tests.mounts import Mounted, MountFactory, alive, detach, wait_until
 
-ROUNDS = 10
+ROUNDS = 6
 
 
 def read_until_killed(mounted: Mounted, dataset: Dataset, seed: int) -> None:
@@ -40,8 +40,8 @@ def list_until_killed(mounted: Mounted, stop: threading.Event) -> None:
 
 
 def kill_in_the_middle(mounted: Mounted, dataset: Dataset, seed: int) -> None:
-    """kill -9 while the tree is listed and read, at a moment that `seed` chooses; the mount is removed."""
-    (daemon,) = daemons_of(mounted.path)
+    """kill -9 of everything while the tree is listed and read, when `seed` says so; the mount is removed."""
+    pids = mounted.pids()
     stop = threading.Event()
     with ThreadPoolExecutor(2) as pool:
         work = [
@@ -49,11 +49,12 @@ def kill_in_the_middle(mounted: Mounted, dataset: Dataset, seed: int) -> None:
             pool.submit(list_until_killed, mounted, stop),
         ]
         threading.Event().wait(random.Random(seed).uniform(0, 0.6))  # the moment is what is tested
-        os.kill(daemon, signal.SIGKILL)
+        for pid in reversed(pids):  # the supervisor first, or it would start the others anew
+            os.kill(pid, signal.SIGKILL)
         stop.set()
         for done in work:
             done.result()
-    wait_until(lambda: not alive(daemon), "the killed daemon to go")
+    wait_until(lambda: not any(map(alive, pids)), "the killed daemons to go")
     detach(mounted.path)
 
 

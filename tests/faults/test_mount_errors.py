@@ -11,9 +11,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
 from tests.faults.conftest import Dataset
 from tests.mounts import MountFactory, daemons_of, is_mounted
 from tests.servers import S3Endpoint, free_ports
+
+# Nothing of this is another with the fast path: once is enough, for the time it takes.
+pytestmark = pytest.mark.parametrize("fast_path", ["auto"])
 
 PATIENCE = 25.0  # seconds; the check of the source has 15 of them
 

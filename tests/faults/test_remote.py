@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.faults.conftest import Dataset
 from tests.faults.data import check, drop_pages, errno_of_read, read_all
 from tests.mounts import Mounted, MountFactory, wait_until
@@ -51,6 +53,7 @@ def test_bursts_of_errors_are_never_seen(dataset: Dataset, proxy: ProxyFactory, 
     assert status["retries"] >= 16 * 2 + 8 * 2 + 2 * 8
 
 
+@pytest.mark.parametrize("fast_path", ["auto"])  # it takes a minute
 def test_what_never_ends_is_an_error_at_the_deadline(
     dataset: Dataset, proxy: ProxyFactory, mount: MountFactory
 ) -> None:

@@ -104,7 +104,7 @@ def test_opens_count_as_hits_only_when_all_bytes_are_here(tmp_path: Path) -> Non
         assert await read_file(world, "large") == LARGE
         await world.settled()
         await expect("large", 7, 3, 4)
-        assert await world.files.open(await world.number("large")) is None
+        await world.files.open(await world.number("large"))
         assert (counts.hits.value, counts.misses.value) == (4, 4)
         world.files.release(await world.number("large"))
 
@@ -345,6 +345,7 @@ def test_failures_leave_nothing_open_and_are_not_remembered(tmp_path: Path, fail
             world.files.release(large)
             with pytest.raises(type(failure)):
                 await world.read(small, 0, 10)  # as after a restart of the process: never opened here
+            world.files.release(small)
         with pytest.raises(IsADirectory):
             await world.files.open(await world.number("d"))
         with pytest.raises(VersionGone):
