@@ -13,13 +13,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote_from_bytes, unquote_to_bytes, urlsplit
+from xml.sax.saxutils import escape
 
 from .endpoint import S3Endpoint
 
 BUCKET = "scripted"
-_MODIFIED = "2024-03-01T12:00:00.000Z", "Fri, 01 Mar 2024 12:00:00 GMT"
+_MODIFIED = 1_709_294_400  # 2024-03-01T12:00:00Z
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class ListingServer:
         self._objects = dict(objects)
         self.keys = sorted(self._objects)
         self.counts: Counter[str] = Counter()
+        self.tag = '"{}"'  # how ETags are sent; with anything but strong ones If-Match is always refused
+        self.modified = _MODIFIED  # seconds; when every object was last modified
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> None:
@@ -54,6 +59,18 @@ class ListingServer:
     def etag(self, key: bytes) -> str:
         body = self._objects[key]
         return f"{body.size:032x}-1" if isinstance(body, Pattern) else hashlib.md5(body).hexdigest()
+
+    def entity_tag(self, key: bytes) -> str:
+        """The ETag as it is sent; empty when none is."""
+        return self.tag.format(self.etag(key)) if self.tag else ""
+
+    def _time(self) -> str:
+        return datetime.fromtimestamp(self.modified, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+    def put(self, key: bytes, body: bytes, modified: int) -> None:
+        """Replace an object."""
+        self._objects[key] = body
+        self.modified = modified
 
     def body(self, key: bytes, start: int, end: int) -> bytes:
         body = self._objects[key]
@@ -97,8 +114,8 @@ class ListingServer:
 
     def _contents(self, key: bytes) -> str:
         return (
-            f"<Contents><Key>{quote_from_bytes(key)}</Key><LastModified>{_MODIFIED[0]}</LastModified>"
-            f"<ETag>&quot;{self.etag(key)}&quot;</ETag><Size>{self.size(key)}</Size>"
+            f"<Contents><Key>{quote_from_bytes(key)}</Key><LastModified>{self._time()}</LastModified>"
+            f"<ETag>{escape(self.entity_tag(key))}</ETag><Size>{self.size(key)}</Size>"
             "<StorageClass>STANDARD</StorageClass></Contents>"
         )
 
@@ -164,11 +181,16 @@ def _handler(scripted: ListingServer) -> type[BaseHTTPRequestHandler]:
         do_HEAD = do_GET
 
         def send_object(self, key: bytes) -> None:
-            etag, size = f'"{scripted.etag(key)}"', scripted.size(key)
-            if self.headers.get("If-Match", etag) not in (etag, etag.strip('"')):
+            etag, size = scripted.entity_tag(key), scripted.size(key)
+            if (wanted_tag := self.headers.get("If-Match")) is not None and (
+                not etag.startswith('"') or wanted_tag not in (etag, etag.strip('"'))
+            ):
                 self.refuse(412, "PreconditionFailed")
                 return
-            fields = [("ETag", etag), ("Last-Modified", _MODIFIED[1]), ("Accept-Ranges", "bytes")]
+            modified = formatdate(scripted.modified, usegmt=True)
+            fields = [("Last-Modified", modified), ("Accept-Ranges", "bytes")]
+            if etag:
+                fields.append(("ETag", etag))
             wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
             start, end = 0, size
             if wanted:

@@ -8,14 +8,16 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
 
+from .versions import version_of
+
 
 class Listed(NamedTuple):
-    """One object of a listing; `etag` has no quotes."""
+    """One object of a listing."""
 
     key: bytes
     size: int
     mtime_ns: int
-    etag: str
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ def parse_listing(body: bytes) -> Listing:
     try:
         for element in root.iterfind(space + "Contents"):
             key, size, modified, etag = [element.findtext(name, "") for name in names]
-            objects.append(Listed(decode(key), int(size), _nanoseconds(modified), etag.strip('"')))
+            length, mtime_ns = int(size), _nanoseconds(modified)
+            objects.append(Listed(decode(key), length, mtime_ns, version_of(etag, mtime_ns, length)))
         prefixes = [
             decode(element.findtext(space + "Prefix", ""))
             for element in root.iterfind(space + "CommonPrefixes")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from gpufs.errors import RemoteFailed, VersionGone
@@ -12,8 +14,9 @@ from gpufs.source.retry import Transient
 from .credentials import Credentials
 from .keys import plain_text
 from .location import Location
-from .signed import CONNECT_TIMEOUT, READ_TIMEOUT, SignedClient
+from .signed import CONNECT_TIMEOUT, READ_TIMEOUT, Answer, SignedClient
 from .translate import Subject, of_obstore, refusal_of_answer
+from .versions import condition, is_same
 
 if TYPE_CHECKING:
     from obstore import GetOptions
@@ -59,15 +62,18 @@ class Objects:
         import obstore
         from obstore.exceptions import BaseError
 
-        options: GetOptions = {"if_match": f'"{version}"'}
+        options: GetOptions = {}
+        if (wanted := condition(version)) is not None:
+            options["if_match"] = wanted
         if length != size:
             options["range"] = (offset, offset + length)
         store = self._store(budget)
         try:
             result = obstore.get(store, text, options=options)
             meta = result.meta
-            # a server that does not know If-Match still says what it sends
-            if (meta["e_tag"] or "").strip('"') == version and meta["size"] == size:
+            mtime_ns = int(meta["last_modified"].timestamp()) * 1_000_000_000
+            # A server that does not know If-Match, or was not asked for any, still says what it sends.
+            if meta["size"] == size and is_same(version, meta["e_tag"] or "", mtime_ns, size):
                 return memoryview(result.bytes())
         except (BaseError, OSError, ValueError) as error:
             raise of_obstore(error, Subject(self._location.bucket, key)) from None  # it quotes headers
@@ -76,14 +82,17 @@ class Objects:
     def _get_signed(
         self, key: bytes, version: str, size: int, offset: int, length: int, budget: float
     ) -> memoryview:
-        headers = {"If-Match": f'"{version}"'}
+        headers = {}
+        if (wanted := condition(version)) is not None:
+            headers["If-Match"] = wanted
         if length != size:
             headers["Range"] = f"bytes={offset}-{offset + length - 1}"
         subject = Subject(self._location.bucket, key)
         answer = self._signed.send("GET", self._location.url(key), headers, budget, limit=max(length, 4096))
         if answer.status not in (200, 206):
             raise refusal_of_answer(subject, answer.status, answer.headers, bytes(answer.body))
-        if answer.headers.get("etag", "").strip('"') != version:
+        etag, mtime_ns = answer.headers.get("etag", ""), modified_ns(answer.headers)
+        if not is_same(version, etag, mtime_ns, _size_of_object(answer, size)):
             raise VersionGone(f"{subject} was replaced by another version")
         if (answer.status == 206) != ("Range" in headers):
             raise RemoteFailed(f"{subject}: the server does not serve ranges")
@@ -135,3 +144,20 @@ class Objects:
             retry_config={"max_retries": 0},
             credential_provider=None if self._credentials is None else self._credentials.for_obstore,
         )
+
+
+def modified_ns(headers: Mapping[str, str]) -> int:
+    """The time in Last-Modified, in nanoseconds; 0 for none."""
+    text = headers.get("last-modified")
+    try:
+        return int(parsedate_to_datetime(text).timestamp()) * 1_000_000_000 if text else 0
+    except ValueError:
+        return 0
+
+
+def _size_of_object(answer: Answer, expected: int) -> int:
+    """The size of the whole object that an answer is a part of; `expected` when it does not say."""
+    text = answer.headers.get("content-range", "").rpartition("/")[2] or answer.headers.get(
+        "content-length", ""
+    )
+    return int(text) if text.isdecimal() else expected

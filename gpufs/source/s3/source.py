@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import TypeVar
 from urllib.parse import quote, quote_from_bytes
 
@@ -19,11 +18,12 @@ from .checksum import etag_is_keyed, is_md5, looks_like_md5, matches_stored
 from .credentials import Credentials
 from .listing import Listed, Listing, NotAListing, parse_listing
 from .location import Location, configured_endpoint, configured_region, locate, open_session
-from .objects import Objects
+from .objects import Objects, modified_ns
 from .settings import S3Settings
 from .signed import Answer, SignedClient
 from .translate import CredentialsRefused, Subject, WrongRegion, refusal_of_answer
 from .tree import NotSorted, Walk, children
+from .versions import version_of
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class S3Source:
         key = self._base + path
         found = self._head(key)
         if found is not None:
-            return Entry(name, Kind.FILE, found.size, found.mtime_ns, found.etag)
+            return Entry(name, Kind.FILE, found.size, found.mtime_ns, found.version)
         listing = self._list(key + b"/", limit=1)
         if not listing.objects:
             raise NotFound(f"{Subject(self._bucket, key)} does not exist")
@@ -190,10 +190,10 @@ class S3Source:
             answer = link.signed.send("HEAD", link.location.url(key), {}, left)
             if answer.status != 200:
                 raise self._refusal(key, answer)
-            modified = answer.headers.get("last-modified")
-            seconds = int(parsedate_to_datetime(modified).timestamp()) if modified else 0
             size = int(answer.headers.get("content-length", 0))
-            return Listed(key, size, seconds * 1_000_000_000, answer.headers.get("etag", "").strip('"'))
+            mtime_ns = modified_ns(answer.headers)
+            version = version_of(answer.headers.get("etag", ""), mtime_ns, size)
+            return Listed(key, size, mtime_ns, version)
 
         try:
             return self._run(f"looking at {Subject(self._bucket, key)}", attempt, deadline)

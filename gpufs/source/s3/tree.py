@@ -16,7 +16,7 @@ class NotSorted(ValueError):
 
 
 def file_entry(name: bytes, item: Listed) -> Entry:
-    return Entry(name, Kind.FILE, size=item.size, mtime_ns=item.mtime_ns, version=item.etag)
+    return Entry(name, Kind.FILE, size=item.size, mtime_ns=item.mtime_ns, version=item.version)
 
 
 def children(
