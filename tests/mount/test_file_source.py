@@ -90,7 +90,7 @@ def shown(path: Path) -> tuple[object, ...]:
 def test_the_attributes_of_directories_are_the_sources_the_roots_too(
     tmp_path: Path, mount: MountFactory
 ) -> None:
-    """A private directory stays private: also when it becomes so, after a refresh, to the one who is in it."""
+    """A directory that becomes private is so after a refresh, also for the one who is in it."""
     data = tmp_path / "data"
     (data / "d/e").mkdir(parents=True)
     (data / "d/e/f").write_bytes(b"x")

@@ -291,7 +291,7 @@ def test_two_mounts_share_an_index_and_orphans_stay_while_both_are_there(tmp_pat
 
 
 def test_changes_of_another_mount_can_be_told_to_the_kernel(tmp_path: Path) -> None:
-    """Added, replaced and removed names; not those of a first listing, nor what is below a removed directory."""
+    """Added, replaced, removed names; not those of a first listing, nor those below a removed directory."""
     with opened(tmp_path) as index:
         everything = [directory("d"), directory("e"), file("same"), file("gone"), file("other", "1")]
         fill(index, "", everything)
