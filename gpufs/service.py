@@ -77,7 +77,7 @@ class Mount:
         self._tree: Tree
         self._workers: Workers
         self._started = time.monotonic()
-        self._mounted = False
+        self._operations: fuse.Operations | None = None  # while mounted
 
     def run(self, ready: Callable[[], None]) -> None:
         """Mount, call `ready` when the tree can be read, serve until unmounted.
@@ -121,7 +121,7 @@ class Mount:
                 View(Ownership(options.uid, options.gid, options.file_mode, options.dir_mode)),
             )
             self._attach(operations)
-            self._mounted = True
+            self._operations = operations
             try:
                 nursery.start_soon(self._until_signal, nursery)
                 socket_path = paths.socket_path(self._config.mountpoint, os.geteuid())
@@ -131,7 +131,7 @@ class Mount:
                     nursery.start_soon(self._follow, self._link.feed_fd, files, operations)
                 await fuse.serve(MAX_REQUESTS, attached=self._link is not None)
             finally:
-                self._mounted = False
+                self._operations = None
                 fuse.close()
                 tree.stop()
                 nursery.cancel_scope.cancel()
@@ -163,8 +163,8 @@ class Mount:
                 files.release(inode)
 
     def _tell_kernel(self, change: Change) -> None:
-        if self._mounted:  # without a mount the kernel has no answer to forget
-            fuse.invalidate(change)
+        if self._operations is not None:  # without a mount the kernel has no answer to forget
+            self._operations.tell(change)
 
     async def _background(self, ready: Callable[[], None]) -> None:
         workers, mountpoint = self._workers, self._config.mountpoint
