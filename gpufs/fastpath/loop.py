@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import socket
-import threading
 from collections.abc import Callable
 
 import lmdb
@@ -63,7 +62,6 @@ class Loop:
         self._request = memoryview(self._buffer)
         self._data = memoryview(bytearray(LARGEST_READ))
         self._internal = INTERNAL
-        self._internal_lock = threading.Lock()
         self.opens_forwarded: set[int] = set()  # uniques of OPENs the relay will see an answer to
         self._handlers: dict[int, Callable[[int, int], bool]] = {
             wire.LOOKUP: self._lookup,
@@ -103,14 +101,15 @@ class Loop:
                 except ConnectionError:  # the filesystem process died; the kernel will ask again
                     raise FilesystemGone from None
 
-    def release_in_filesystem(self, inode: int) -> None:
-        """Tell the filesystem process that one of its opens has ended; from any thread."""
-        with self._internal_lock:
-            self._internal += 1
-            unique = self._internal
+    def _release_in_filesystem(self, inode: int) -> None:
+        """Tell the filesystem process that one of its opens has ended."""
+        self._internal += 1
         body = wire.RELEASE_IN.pack(inode) + bytes(16)
-        header = wire.IN_HEADER.pack(_BODY + len(body), wire.RELEASE, unique, inode)
-        self._pair.send(header + bytes(_BODY - len(header)) + body)
+        header = wire.IN_HEADER.pack(_BODY + len(body), wire.RELEASE, self._internal, inode)
+        try:
+            self._pair.send(header + bytes(_BODY - len(header)) + body)
+        except ConnectionError:
+            raise FilesystemGone from None
 
     # -- handlers: True when the request is answered; False to forward it
 
@@ -184,7 +183,7 @@ class Loop:
         (handle,) = wire.RELEASE_IN.unpack_from(self._buffer, _BODY)
         self._opening.released(unique, number, counted)
         if not handle & OURS:
-            self.release_in_filesystem(number)
+            self._release_in_filesystem(number)
         return True
 
     def _getxattr(self, unique: int, number: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 
@@ -26,11 +27,6 @@ class Opening:
         self._passthrough = passthrough
         self._files: dict[int, int] = {}
         self._in_doubt = table.doubts()
-
-    def close(self) -> None:
-        for fd in self._files.values():
-            os.close(fd)
-        self._files.clear()
 
     def hit(self, unique: int, inode: int, open_object: Callable[[], int]) -> bool:
         """Answer an OPEN from the cache; False when the filesystem process must answer.
@@ -70,7 +66,11 @@ class Opening:
                 self._answer(RELAY, unique, inode, entry, inode | OURS, wire.FOPEN_PASSTHROUGH)
                 return False
             if entry is None:
-                entry = self._table.set(inode, CACHED, 0, 0)
+                try:
+                    entry = self._table.enter(inode, CACHED, 0)
+                except OSError:
+                    self._device.error(unique, errno.ENFILE)
+                    return False
             return self._answer(RELAY, unique, inode, entry, inode, flags)
 
     def released(self, unique: int, inode: int, counted: bool) -> None:
@@ -78,19 +78,23 @@ class Opening:
         with self._table.lock:
             entry = self._table.get(inode)
             if entry is not None and not counted:
-                self._table.doubt(LOOP, unique & ~wire.UNIQUE_RESEND, inode, -1)
+                opens = entry.opens
+                self._table.doubt(LOOP, unique & ~wire.UNIQUE_RESEND, inode, opens, opens - 1 if opens else 0)
                 self._uncount(inode, entry)
             self._device.reply(unique)
             self._table.settle(LOOP)
 
     def take_back(self, unique: int) -> int:
         """A request has come again: undo an open counted for it; -1 when it was a release counted already."""
-        inode, change = self._in_doubt.pop(unique & ~wire.UNIQUE_RESEND, (0, 0))
-        if change > 0:
-            with self._table.lock:
-                entry = self._table.get(inode)
-                if entry is not None:
-                    self._uncount(inode, entry)
+        doubt = self._in_doubt.pop(unique & ~wire.UNIQUE_RESEND, None)
+        if doubt is None:
+            return 0
+        thread, inode, change = doubt
+        with self._table.lock:
+            entry = self._table.get(inode)
+            if change > 0 and entry is not None:
+                self._uncount(inode, entry)
+            self._table.settle(thread)
         return change
 
     def file_of(self, inode: int) -> int | None:
@@ -107,18 +111,29 @@ class Opening:
         """Enter an inode whose bytes are in `fd`, which becomes ours."""
         if self._passthrough:
             try:
-                return self._table.set(inode, PASSTHROUGH, self._device.backing_open(fd), 0)
+                backing_id = self._device.backing_open(fd)
             finally:
                 os.close(fd)
+            try:
+                return self._table.enter(inode, PASSTHROUGH, backing_id)
+            except OSError:
+                self._device.backing_close(backing_id)
+                raise
+        try:
+            entry = self._table.enter(inode, CACHED, 0)
+        except OSError:
+            os.close(fd)
+            raise
         self._files[inode] = fd
-        return self._table.set(inode, CACHED, 0, 0)
+        return entry
 
     def _answer(
         self, thread: int, unique: int, inode: int, entry: OpenInode, handle: int, flags: int
     ) -> bool:
         backing_id = entry.backing_id if flags & wire.FOPEN_PASSTHROUGH else 0
-        self._table.doubt(thread, unique & ~wire.UNIQUE_RESEND, inode, 1)
-        self._table.count(inode, entry, 1)
+        opens = entry.opens
+        self._table.doubt(thread, unique & ~wire.UNIQUE_RESEND, inode, opens, opens + 1)
+        self._table.count(entry, opens + 1)
         wanted = self._device.reply(unique, wire.OPEN_OUT.pack(handle, flags, backing_id))
         if not wanted:  # the program was interrupted: to the kernel this file was never opened
             self._uncount(inode, entry)
@@ -126,8 +141,9 @@ class Opening:
         return wanted
 
     def _uncount(self, inode: int, entry: OpenInode) -> None:
-        self._table.count(inode, entry, -1)
-        if entry.opens <= 0:
+        if entry.opens > 1:
+            self._table.count(entry, entry.opens - 1)
+        else:
             self._table.forget(inode)
             if entry.mode == PASSTHROUGH:
                 self._device.backing_close(entry.backing_id)

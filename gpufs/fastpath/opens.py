@@ -3,30 +3,31 @@
 Kernel rule: an inode cannot be open in cached mode and in passthrough mode at once, nor with two
 backing ids (the loser gets EIO). So every open is counted here before the kernel is answered, and a
 process that takes over finds what its predecessor had told the kernel.
+
+A process may be killed between any two stores. Each changes one word, and their order is such that the
+words are right after each of them; hence words and no packed structures.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import threading
-from struct import Struct
 
 CACHED, PASSTHROUGH = 1, 2
 
-_SLOT = Struct("<QIiII")  # inode (0: free), mode, backing id, opens, unused
-_HEADER = Struct("<QQI")  # magic, slots ever used, last backing id
-_MAGIC = 0x31304E45504F4647  # "GFOPEN01"
-_DOUBT = Struct("<QQI")  # unique, inode, +1 for an open or -1 for a release as an unsigned number
-_DOUBT_AT = (64, 96)  # one for each thread that answers the kernel
-_AGREEMENT_AT, _AGREEMENT_SIZE = 128, 12
-_SLOTS_AT = 4096
+# In words of 8 bytes. A slot: inode (0: free), mode and backing id, opens.
+_USED_AT = 0  # slots ever used
+_DOUBT_AT = (8, 12)  # one for each thread that answers the kernel: unique, inode, opens before, opens after
+_AGREEMENT_AT, _AGREEMENT_SIZE = 128, 12  # in bytes
+_SLOTS_AT, _SLOT_WORDS = 512, 3
 SLOTS = 1 << 20
-TABLE_SIZE = _SLOTS_AT + SLOTS * _SLOT.size  # bytes of address space; only what is used takes memory
-_RELEASED = (1 << 32) - 1
+TABLE_SIZE = 8 * (_SLOTS_AT + SLOTS * _SLOT_WORDS)  # bytes of address space; only what is used takes memory
 
 
 class OpenInode:
-    """One inode that is open, or whose backing id is kept for its next open (`opens` is 0 then)."""
+    """One inode that is open, or is about to be (`opens` is 0 then)."""
 
     __slots__ = ("backing_id", "mode", "opens", "slot")
 
@@ -40,22 +41,22 @@ class OpenInode:
 class OpenTable:
     """All open inodes of one mount. Used by two threads: hold `lock` around what belongs together.
 
-    `fd` is a memfd of TABLE_SIZE bytes, owned by the supervisor; zeroed when new.
+    `fd` is a memfd, owned by the supervisor; zeroed when new, its size says how many fit in.
     """
 
     def __init__(self, fd: int) -> None:
         self.lock = threading.Lock()
-        self._memory = mmap.mmap(fd, TABLE_SIZE)
+        size = os.fstat(fd).st_size
+        self._memory = mmap.mmap(fd, size)
+        self._words = memoryview(self._memory).cast("Q")
+        self._slots = (size // 8 - _SLOTS_AT) // _SLOT_WORDS
         self._inodes: dict[int, OpenInode] = {}
         self._free: list[int] = []
-        magic, self._used, self.last_backing_id = _HEADER.unpack_from(self._memory, 0)
-        if magic != _MAGIC:
-            self._used = self.last_backing_id = 0
-            self._write_header()
-        for slot in range(self._used):
-            inode, mode, backing_id, opens, _ = _SLOT.unpack_from(self._memory, self._at(slot))
+        for slot in range(self._words[_USED_AT]):
+            at = _SLOTS_AT + slot * _SLOT_WORDS
+            inode, how, opens = self._words[at : at + _SLOT_WORDS]
             if inode:
-                self._inodes[inode] = OpenInode(slot, mode, backing_id, opens)
+                self._inodes[inode] = OpenInode(slot, how & 0xFF, how >> 8, opens)
             else:
                 self._free.append(slot)
 
@@ -65,59 +66,60 @@ class OpenTable:
     def __len__(self) -> int:
         return len(self._inodes)
 
-    def items(self) -> list[tuple[int, OpenInode]]:
-        return list(self._inodes.items())
-
-    def set(self, inode: int, mode: int, backing_id: int, opens: int) -> OpenInode:
-        """Enter or change an inode. Raises MemoryError when the table is full."""
-        entry = self._inodes.get(inode)
-        if entry is None:
-            if self._free:
-                slot = self._free.pop()
-            else:
-                slot = self._used
-                if slot >= SLOTS:
-                    raise MemoryError("the table of open files is full")
-                self._used += 1
-                self._write_header()
-            entry = self._inodes[inode] = OpenInode(slot, mode, backing_id, opens)
+    def enter(self, inode: int, mode: int, backing_id: int) -> OpenInode:
+        """Enter an inode that is not here, not open yet. Raises OSError(ENFILE) when there is no room."""
+        words = self._words
+        if self._free:
+            slot = self._free.pop()
         else:
-            entry.mode, entry.backing_id, entry.opens = mode, backing_id, opens
-        if backing_id > self.last_backing_id:
-            self.last_backing_id = backing_id
-            self._write_header()
-        _SLOT.pack_into(self._memory, self._at(entry.slot), inode, mode, backing_id, opens, 0)
+            slot = words[_USED_AT]
+            if slot == self._slots:
+                raise OSError(errno.ENFILE, "the table of open files is full")
+            words[_USED_AT] = slot + 1
+        at = _SLOTS_AT + slot * _SLOT_WORDS
+        words[at + 1] = mode | backing_id << 8
+        words[at + 2] = 0
+        words[at] = inode
+        entry = self._inodes[inode] = OpenInode(slot, mode, backing_id, 0)
         return entry
 
-    def count(self, inode: int, entry: OpenInode, change: int) -> None:
-        """Add `change` to the opens of an inode."""
-        entry.opens += change
-        _SLOT.pack_into(
-            self._memory, self._at(entry.slot), inode, entry.mode, entry.backing_id, entry.opens, 0
-        )
+    def count(self, entry: OpenInode, opens: int) -> None:
+        """Set the opens of an inode."""
+        entry.opens = opens
+        self._words[_SLOTS_AT + entry.slot * _SLOT_WORDS + 2] = opens
 
     def forget(self, inode: int) -> None:
         """Take an inode out."""
         entry = self._inodes.pop(inode)
-        _SLOT.pack_into(self._memory, self._at(entry.slot), 0, 0, 0, 0, 0)
+        self._words[_SLOTS_AT + entry.slot * _SLOT_WORDS] = 0
         self._free.append(entry.slot)
 
     # -- doubt: a change is noted before the kernel is answered, and the note removed after. When a
     # process dies in between, the request comes again, and its successor knows what was counted.
 
-    def doubt(self, thread: int, unique: int, inode: int, change: int) -> None:
-        _DOUBT.pack_into(self._memory, _DOUBT_AT[thread], unique, inode, change & _RELEASED)
+    def doubt(self, thread: int, unique: int, inode: int, before: int, after: int) -> None:
+        """Note that request `unique` is going to change the opens of `inode`."""
+        words, at = self._words, _DOUBT_AT[thread]
+        words[at] = 0
+        words[at + 1] = inode
+        words[at + 2] = before
+        words[at + 3] = after
+        words[at] = unique
 
     def settle(self, thread: int) -> None:
-        _DOUBT.pack_into(self._memory, _DOUBT_AT[thread], 0, 0, 0)
+        self._words[_DOUBT_AT[thread]] = 0
 
-    def doubts(self) -> dict[int, tuple[int, int]]:
-        """What a predecessor had counted without a sure answer to the kernel: unique -> (inode, change)."""
+    def doubts(self) -> dict[int, tuple[int, int, int]]:
+        """What a predecessor had counted without a sure answer to the kernel.
+
+        unique -> (thread, inode, change); what was noted and not yet counted is left out.
+        """
         found = {}
-        for at in _DOUBT_AT:
-            unique, inode, change = _DOUBT.unpack_from(self._memory, at)
-            if unique:
-                found[unique] = (inode, -1 if change == _RELEASED else change)
+        for thread, at in enumerate(_DOUBT_AT):
+            unique, inode, before, after = self._words[at : at + 4]
+            entry = self._inodes.get(inode)
+            if unique and before != (entry.opens if entry is not None else 0):
+                found[unique] = (thread, inode, after - before)
         return found
 
     # -- what INIT settled holds for the life of the mount, as the table does
@@ -129,10 +131,5 @@ class OpenTable:
         self._memory[_AGREEMENT_AT : _AGREEMENT_AT + _AGREEMENT_SIZE] = packed
 
     def close(self) -> None:
+        self._words.release()
         self._memory.close()
-
-    def _at(self, slot: int) -> int:
-        return _SLOTS_AT + slot * _SLOT.size
-
-    def _write_header(self) -> None:
-        _HEADER.pack_into(self._memory, 0, _MAGIC, self._used, self.last_backing_id)

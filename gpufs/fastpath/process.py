@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 import sys
 import tempfile
@@ -41,6 +42,9 @@ def main() -> int:
     config = MountConfig.from_json(task.config)
     options = config.options
     setup_logging(options.log_level)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # credentials live in this memory
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     device = Device(task.device_fd)
     pair = socket.socket(fileno=task.pair_fd)
     table = OpenTable(task.table_fd)
@@ -49,10 +53,11 @@ def main() -> int:
         agreement = Agreement.unpack(table.agreement())
     else:
         agreement = _negotiate(device, table, objects, _largest_read(pair))
+    recorder = Recorder(socket.socket(fileno=task.feed_fd), os.getpid(), agreement.passthrough)
+    recorder.send(time.time_ns())  # before the first request, so that it already knows of the passthrough
     pair.send(agreement.hello())
     pair.recv(REQUEST_SIZE)
     opening = Opening(device, table, agreement.passthrough)
-    recorder = Recorder(socket.socket(fileno=task.feed_fd), os.getpid(), agreement.passthrough)
     source_id = open_configured(config, Metrics()).id
     index = Index(objects.index_directory(source_id), source_id)
     own = Ownership(options.uid, options.gid, options.file_mode, options.dir_mode)

@@ -13,7 +13,7 @@ from gpufs.fastpath.loop import INTERNAL, Loop
 from gpufs.fastpath.negotiation import LARGEST_READ
 from gpufs.fastpath.opening import Opening
 from gpufs.handoff.feed import Recorder
-from gpufs.handoff.handles import HANDED, INODE
+from gpufs.handoff.handles import INODE
 
 _OUT = wire.OUT_HEADER.size
 
@@ -68,10 +68,8 @@ class Relay:
                 if not error:
                     handle, flags, _ = wire.OPEN_OUT.unpack_from(box, _OUT)
                     kept = self._opening.opened(unique, handle, flags, self._fds)
-                    if handle & HANDED:
+                    if not kept:
                         self._recorder.taken(handle & INODE)
-                    elif not kept:
-                        self._loop.release_in_filesystem(handle & INODE)
                     continue
             elif unique == 0:
                 self._notifications.put(bytes(message[:size]))

@@ -8,6 +8,7 @@ has no use for, so that the filesystem process can let go of it.
 from __future__ import annotations
 
 import socket
+from collections import deque
 from dataclasses import dataclass
 from struct import Struct
 
@@ -17,7 +18,7 @@ MAX_RECORDS = 2048  # in one message: 64 KiB
 MAX_WAITING = 1 << 16  # opens kept for a filesystem process that takes no messages; more are not counted
 MESSAGE_SIZE = _HEADER.size + MAX_RECORDS * _RECORD.size
 
-Record = tuple[int, bytes, int, int]
+Record = tuple[int, bytes, int, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,39 +33,47 @@ class Batch:
 
 
 class Recorder:
-    """Collects events in the fast path's threads; the cost of one is a list append."""
+    """Collects events in the fast path's threads; the cost of one is an append, which needs no lock."""
 
     def __init__(self, sock: socket.socket, pid: int, passthrough: bool) -> None:
         self._socket = sock
         self._pid = pid
         self._passthrough = passthrough
-        self._records: list[Record] = []
+        self._records: deque[Record] = deque()
 
     def opened(self, inode: int, digest: bytes, pid: int) -> None:
-        self._records.append((inode, digest, pid, 0))
+        self._records.append((inode, digest, pid, False))
 
     def taken(self, inode: int) -> None:
-        """A file that was handed over needs no longer be held."""
-        self._records.append((inode, b"", 0, 1))
+        """An open of the filesystem process is not, or no longer, in use: it may let go of the file."""
+        self._records.append((inode, b"", 0, True))
 
     def send(self, time_ns: int) -> None:
         """Send what was collected; what there is no room for waits for the next time."""
-        records, self._records = self._records, []
-        for start in range(0, max(len(records), 1), MAX_RECORDS):
-            part = records[start : start + MAX_RECORDS]
+        waiting = self._records
+        while True:
+            part = [waiting.popleft() for _ in range(min(len(waiting), MAX_RECORDS))]
             message = bytearray(_HEADER.pack(time_ns, self._pid, self._passthrough, len(part)))
             for record in part:
                 message += _RECORD.pack(*record)
             try:
                 self._socket.send(message, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                waiting = records[start:]
-                if len(waiting) > MAX_WAITING:
-                    waiting = [r for r in waiting[:-MAX_WAITING] if r[3]] + waiting[-MAX_WAITING:]
-                self._records = waiting + self._records
+                waiting.extendleft(reversed(part))
+                self._drop_oldest_opens()
                 return
             except ConnectionError:
                 return
+            if not waiting:
+                return
+
+    def _drop_oldest_opens(self) -> None:
+        """Keep within bounds what waits; a file that may be let go of is never forgotten."""
+        waiting = self._records
+        excess = len(waiting) - MAX_WAITING
+        if excess > 0:
+            oldest = [waiting.popleft() for _ in range(excess)]
+            waiting.extendleft(reversed([record for record in oldest if record[3]]))
 
 
 def unpack(message: bytes) -> Batch:
