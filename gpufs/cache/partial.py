@@ -37,6 +37,8 @@ class Partial:
         self._lock = threading.Lock()
         self._none = memoryview(bytes(8 * self.chunks)).cast("Q")
         self._hashes = self._none
+        self._writers = 0  # threads inside write(): the files stay open for them
+        self._closing = False
         self._promoted = files is None or self._map < 0
         if files is not None:
             self._hashes = self._map_hashes()
@@ -77,8 +79,20 @@ class Partial:
         expected = min(CHUNK, self.size - chunk * CHUNK)
         if chunk < 0 or len(data) != expected:
             raise ValueError(f"chunk {chunk} has {expected} bytes, not {len(data)}")
-        if self.has(chunk):
-            return True
+        with self._lock:
+            if self._closing:
+                return False
+            self._writers += 1
+        try:
+            return self.has(chunk) or self._write(chunk, data, expected)
+        finally:
+            with self._lock:
+                self._writers -= 1
+                last = self._closing and not self._writers
+            if last:
+                self._close_files()
+
+    def _write(self, chunk: int, data: memoryview, expected: int) -> bool:
         if self.fd < 0 or not self._named() or not self._keeper.reserve(expected):
             return False
         try:
@@ -125,16 +139,28 @@ class Partial:
         return held_bytes(self._hashes.tolist(), self.size)
 
     def close(self) -> None:
-        """No more use of `fd`, has() is false from now on. May be called twice."""
+        """No more use of `fd`, and no more write(). May be called twice.
+
+        A thread that is writing goes on, and closes the files at its end: their descriptors must not
+        become another file's under it. has() is false when they are closed.
+        """
         with self._lock:
-            if self.fd < 0:
+            if self._closing:
                 return
-            # Unmapped when the last thread inside has() or write() lets go of it.
-            self._hashes = self._none
-            if self._map >= 0:
-                os.close(self._map)
-            os.close(self.fd)
-            self.fd = self._map = -1
+            self._closing = True
+            if self._writers:
+                return
+        self._close_files()
+
+    def _close_files(self) -> None:
+        if self.fd < 0:
+            return
+        # Unmapped when the last thread inside has() lets go of it.
+        self._hashes = self._none
+        if self._map >= 0:
+            os.close(self._map)
+        os.close(self.fd)
+        self.fd = self._map = -1
         self._keeper.closed()
 
 

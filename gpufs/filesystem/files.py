@@ -121,7 +121,7 @@ class Files:
                 return await self._read_whole(file, offset, size)
             return await self._read_partial(file, offset, size)
         except VersionGone:
-            self._tree.distrust(number)
+            await self._tree.distrust(number)
             raise
         finally:
             self._drop(file)
@@ -178,7 +178,7 @@ class Files:
                 file.partial = await self._fetcher.open_partial(inode.digest, inode.size)
                 file.read_ahead = ReadAhead(file.partial.chunks)
         except VersionGone:
-            self._tree.distrust(inode.number)
+            await self._tree.distrust(inode.number)
             raise
         finally:
             self._drop(file)
@@ -206,7 +206,7 @@ class Files:
         if data is None:
             # The entry is damaged (a failing disk, a truncated file): never the reader's trouble.
             self._metrics.corrupt_entries.add()
-            self._cache.evict(file.inode.digest)
+            await self._disk.run(self._cache.evict, file.inode.digest)
             ref = self._ref(file.inode)
             data = await self._fetcher.uncached(ref, offset, size)
         return data

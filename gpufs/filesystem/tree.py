@@ -103,7 +103,7 @@ class Tree:
             holds = await self._renew(parent) if after is None else DOWN_PAUSE
         return self._index.children(parent, after, limit), holds
 
-    def distrust(self, number: int) -> None:
+    async def distrust(self, number: int) -> None:
         """The source no longer has the version this inode stands for: list its directory anew."""
         inode = self._index.get(number)
         if inode is None or not inode.parent:
@@ -111,7 +111,7 @@ class Tree:
         now = self._index.lookup(inode.parent, inode.name)
         if now is not None and now.number == number:  # else it is known already
             with suppress(IndexUnwritable):  # the reader is to hear of what he asked for
-                self._index.expire(inode.parent)
+                await self._workers.run(self._index.expire, inode.parent)
             self._on_change(Change(inode.parent, inode.name))
 
     async def refresh(self, path: bytes) -> dict[str, int]:

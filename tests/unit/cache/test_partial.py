@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from gpufs.cache import CHUNK, Partial
+from gpufs.cache import partial as partial_module
 from tests.unit.cache.conftest import OpenCache
 from tests.unit.cache.helpers import (
     bytes_on_disk,
@@ -233,3 +235,37 @@ def test_a_truncated_data_file_is_begun_again(directory: Path, opened: OpenCache
     partial = cache.open_partial(digest_of("p"), SIZE)
     assert not any(partial.has(chunk) for chunk in range(6))
     partial.close()
+
+
+def test_closing_waits_for_the_thread_that_is_writing(
+    directory: Path, opened: OpenCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its descriptor might by then be another file's, which would get the chunk written into it."""
+    cache, metrics = opened(directory)
+    partial = cache.open_partial(digest_of("p"), SIZE)
+    fd = partial.fd
+    inside, go_on = threading.Event(), threading.Event()
+    write_at = partial_module.write_at
+
+    def slow(fd: int, data: memoryview, offset: int) -> None:
+        inside.set()
+        assert go_on.wait(30)
+        write_at(fd, data, offset)
+
+    monkeypatch.setattr(partial_module, "write_at", slow)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(partial.write, 2, chunk_content("p", 2, SIZE))
+        assert inside.wait(30)
+        partial.close()
+        os.fstat(fd)
+        assert not partial.write(3, chunk_content("p", 3, SIZE))
+        go_on.set()
+        assert written.result(30)
+    assert (partial.fd, partial.has(2)) == (-1, False)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    again = cache.open_partial(digest_of("p"), SIZE)
+    assert [again.has(chunk) for chunk in range(6)] == [False, False, True, False, False, False]
+    assert os.pread(again.fd, CHUNK, 2 * CHUNK) == chunk_content("p", 2, SIZE)
+    again.close()
+    assert metrics.cache_errors.value == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -170,7 +171,7 @@ def test_an_index_that_cannot_be_written_keeps_what_it_has(tmp_path: Path) -> No
         assert await world.names() == ["a"]
         assert world.metrics.stale_served.value == 1
         await world.tree.crawl()
-        world.tree.distrust(number)
+        await world.tree.distrust(number)
         with pytest.raises(IndexUnwritable, match="is the disk full"):
             await world.tree.refresh(b"")
         assert await world.number("a") == number
@@ -248,12 +249,12 @@ def test_distrust_lists_the_directory_anew_although_it_never_expires(tmp_path: P
         number = await world.number("d/a")
         source.put("d/a", b"22")
         assert await world.number("d/a") == number
-        world.tree.distrust(number)
+        await world.tree.distrust(number)
         assert await world.number("d/a") != number
         assert world.changes.count(Change(await world.number("d"), b"a")) >= 1
         assert source.lists[b"d"] == 2
         # The old inode has no name any more: what happens to it says nothing about the directory.
-        world.tree.distrust(number)
+        await world.tree.distrust(number)
         await world.find("d/a")
         assert source.lists[b"d"] == 2
 
@@ -265,7 +266,7 @@ def test_distrust_makes_the_kernel_ask_for_the_name_again(tmp_path: Path) -> Non
     source = FakeSource({"a": b"1"})
 
     async def scene(world: World) -> None:
-        world.tree.distrust(await world.number("a"))
+        await world.tree.distrust(await world.number("a"))
         assert world.changes == [Change(ROOT, b"a")]
 
     play(tmp_path, source, scene, ttl=math.inf)
@@ -275,7 +276,7 @@ def test_an_inode_the_index_does_not_know_is_stale(tmp_path: Path) -> None:
     async def scene(world: World) -> None:
         with pytest.raises(VersionGone):
             world.tree.inode(4711)
-        world.tree.distrust(4711)
+        await world.tree.distrust(4711)
 
     play(tmp_path, FakeSource({}), scene)
 
@@ -435,3 +436,29 @@ def test_refresh_tells_what_another_mount_on_the_index_has_found(tmp_path: Path)
         assert not world.changes, "told once is enough"
 
     play(tmp_path, source, scene, ttl=math.inf)
+
+
+def test_a_stale_version_waits_for_the_writer_of_the_index_without_stopping_others(tmp_path: Path) -> None:
+    """A page of a listing is being written: whoever asks for other names meanwhile is answered."""
+    source = FakeSource({"a": b"1", "b": b"1"})
+
+    async def scene(world: World) -> None:
+        number = await world.number("a")
+        writing, done = threading.Event(), threading.Event()
+
+        def write() -> None:
+            with world.index.write():
+                writing.set()
+                assert done.wait(30)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, write)
+            await trio.to_thread.run_sync(writing.wait)
+            nursery.start_soon(world.tree.distrust, number)
+            await trio.testing.wait_all_tasks_blocked()
+            assert await world.find("b") is not None
+            assert not world.changes
+            done.set()
+        assert world.changes == [Change(ROOT, b"a")]
+
+    play(tmp_path, source, scene)
