@@ -37,6 +37,7 @@ from gpufs.source import Kind, Source, open_configured
 from gpufs.view import Ownership, View
 
 MAX_REQUESTS = 512  # FUSE requests handled at once; most of them wait for the source
+JOIN_PATIENCE = 3.0  # seconds that work in threads has to end after everything else has
 HIDDEN_SHOWN = 20  # hidden keys named in the status
 STOP_PATIENCE = 5.0  # seconds that requests under way have to end when the mount is told to stop
 
@@ -76,6 +77,7 @@ class Mount:
         self._index = Index(self._cache.index_directory(self._source.id), self._source.id)
         self._tree: Tree
         self._workers: Workers
+        self._index_users: list[Tree | Workers] = []
         self._started = time.monotonic()
         self._operations: fuse.Operations | None = None  # while mounted
 
@@ -91,7 +93,10 @@ class Mount:
                 raise error from None
             raise
         finally:
-            self._index.close()
+            if all(used.join(JOIN_PATIENCE) for used in self._index_users):
+                self._index.close()
+            else:  # it survives that; closing it under somebody's hands would hang
+                log.warning("a listing is still under way: the index is left open")
             self._cache.close()
             self._source.close()
 
@@ -107,6 +112,7 @@ class Mount:
                 self._tell_kernel,
                 resumed=self._resumed,
             )
+            self._index_users = [tree, self._workers]
             if self._index.listed(ROOT) is None:  # a known tree is shown at once, source or no source
                 await self._workers.run(self._source.check)
                 await tree.lookup(ROOT, b"")
@@ -116,7 +122,7 @@ class Mount:
             operations = fuse.Operations(
                 tree,
                 files,
-                Attributes(tree, self._cache, self._config.source),
+                Attributes(tree, self._cache, self._source.key, self._config.source),
                 self._index,
                 View(Ownership(options.uid, options.gid, options.file_mode, options.dir_mode)),
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpufs.cache import Cache
 from gpufs.errors import NoAttribute, NotSupported
 from gpufs.filesystem.tree import Tree
@@ -12,12 +14,14 @@ PREFIX = b"user.gpufs."
 
 
 class Attributes:
-    """`key`: the object's path in the source; `version`: its version; `source`: the dataset;
+    """`key`: what the source calls the object; `version`: its version; `source`: the dataset;
     `cached`: "yes" when the whole object is on this host, "no" otherwise."""
 
-    def __init__(self, tree: Tree, cache: Cache, source_url: str) -> None:
+    def __init__(self, tree: Tree, cache: Cache, key_of: Callable[[bytes], bytes], source_url: str) -> None:
+        """`key_of` is Source.key()."""
         self._tree = tree
         self._cache = cache
+        self._key_of = key_of
         self._source_url = source_url
 
     def names(self, number: int) -> list[bytes]:
@@ -41,7 +45,7 @@ class Attributes:
 
     def _value(self, inode: Inode, name: bytes) -> bytes | None:
         if name == b"key":
-            return self._tree.path(inode.number)
+            return self._key_of(self._tree.path(inode.number))
         if name == b"source":
             return self._source_url.encode(errors="surrogateescape")
         if inode.kind is Kind.FILE:

@@ -122,6 +122,9 @@ class Source(Protocol):
     def stat(self, path: bytes) -> Entry:
         """The entry at `path` as it is now. Raises NotFound."""
 
+    def key(self, path: bytes) -> bytes:
+        """What the source itself calls `path`, for people: an object's full key, a file's absolute path."""
+
     def read(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
         """Exactly `length` bytes of that version from `offset` (0 <= offset, offset+length <= size).
 

@@ -130,6 +130,9 @@ class FileSource:
             return found
         raise NotFound(f"{_text(path)}: {found.reason}")
 
+    def key(self, path: bytes) -> bytes:
+        return os.path.join(self._root, path) if path else self._root
+
     def read(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
         *parents, name = _components(ref.path) or [b"."]
         with self._request(ref.path, gone=_REPLACED):

@@ -72,6 +72,8 @@ def test_the_tree_is_the_directory(form: str, tmp_path: Path, mount: MountFactor
     assert subprocess.run([mounted.path / "tool"], capture_output=True, check=True).stdout == b"it runs\n"
     with pytest.raises(OSError, match="Too many levels"):
         (mounted.path / "sub/loop").open("rb")
+    assert os.getxattr(mounted.path / "sub/large", "user.gpufs.key") == bytes(data / "sub/large")
+    assert os.getxattr(mounted.path, "user.gpufs.key") == bytes(data)
     assert mounted.status()["hidden_keys"] == 0
 
     os.mkfifo(data / "pipe")

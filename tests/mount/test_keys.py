@@ -148,6 +148,8 @@ def test_a_prefix_with_strange_characters(moto: S3Endpoint, bucket: Bucket, moun
         mounted = mount(source, moto)
         assert sorted(os.listdir(mounted.path)) == ["d", "x"]
         assert (mounted.path / "x").read_bytes() + (mounted.path / "d/y").read_bytes() == b"indeep"
+        assert os.getxattr(mounted.path / "d/y", "user.gpufs.key") == b"run #1 50%+/d/y"
+        assert os.getxattr(mounted.path, "user.gpufs.key") == b"run #1 50%+/"
         mounted.umount()
 
 

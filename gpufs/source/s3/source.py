@@ -133,6 +133,9 @@ class S3Source:
             raise NotFound(f"{Subject(self._bucket, key)} does not exist")
         return Entry(name, Kind.DIRECTORY)
 
+    def key(self, path: bytes) -> bytes:
+        return self._base + path
+
     def read(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
         if length == 0:
             return memoryview(b"")

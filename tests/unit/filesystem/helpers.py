@@ -122,6 +122,9 @@ class FakeSource:
     def stat(self, path: bytes) -> Entry:
         raise AssertionError("nobody needs stat()")
 
+    def key(self, path: bytes) -> bytes:
+        return path
+
     def read(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
         self.reads.append((ref.path, offset, length))
         self._enter("read", offset)
