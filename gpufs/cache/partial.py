@@ -86,11 +86,14 @@ class Partial:
         try:
             return self.has(chunk) or self._write(chunk, data, expected)
         finally:
-            with self._lock:
-                self._writers -= 1
-                last = self._closing and not self._writers
-            if last:
-                self._close_files()
+            self._leave()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._writers -= 1
+            last = self._closing and not self._writers
+        if last:
+            self._close_files()
 
     def _write(self, chunk: int, data: memoryview, expected: int) -> bool:
         if self.fd < 0 or not self._named() or not self._keeper.reserve(expected):
