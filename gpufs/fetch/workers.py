@@ -26,13 +26,15 @@ class Workers:
         self._limit = threads
         self._threads = 0
         self._waiting = 0  # jobs queued or running; only touched in the trio thread
+        self._unfinished = 0  # jobs queued or running; guarded by _idle
+        self._idle = threading.Condition()
         self._queue: SimpleQueue[_Job] = SimpleQueue()
         self._trio = trio.lowlevel.current_trio_token()
 
     async def run(self, work: Callable[[*Args], T], *args: *Args) -> T:
         """Call `work(*args)` in a thread and give what it returns or raises.
 
-        When the caller is cancelled the call goes on, and what it gives is dropped.
+        When the caller is cancelled a call that has begun goes on, and what it gives is dropped.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         job = _Job(trio.lowlevel.current_task(), work, args)
@@ -40,22 +42,41 @@ class Workers:
         if self._waiting > self._threads < self._limit:
             self._threads += 1
             threading.Thread(target=self._work, name="gpufs worker", daemon=True).start()
+        with self._idle:
+            self._unfinished += 1
         self._queue.put(job)
         return cast(T, await trio.lowlevel.wait_task_rescheduled(job.abandon))
+
+    def join(self, seconds: float) -> bool:
+        """After the end of trio: wait until no thread is at work any more; False when that takes longer."""
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._unfinished, seconds)
 
     def call_in_trio(self, function: Callable[[*Args], T], *args: *Args) -> T:
         """From a worker thread: run `function` in the trio thread and give what it returns."""
         return trio.from_thread.run_sync(function, *args, trio_token=self._trio)
 
     def _work(self) -> None:
-        while True:
+        over = False  # trio has ended: only what is queued is left, and nobody waits for it
+        while not over or not self._queue.empty():
             job = self._queue.get()
-            result = outcome.capture(job.work, *job.args)
             try:
-                self._trio.run_sync_soon(self._finish, job, result)
+                if job.task is not None:  # else nobody waits any more
+                    result = outcome.capture(job.work, *job.args)
+                    self._trio.run_sync_soon(self._finish, job, result)
+                    del result
+                else:
+                    self._trio.run_sync_soon(self._abandoned)
+                del job  # or the bytes it holds would live until the next one
             except trio.RunFinishedError:
-                return
-            del job, result  # or the bytes they hold would live until the next job
+                over = True
+            finally:
+                with self._idle:
+                    self._unfinished -= 1
+                    self._idle.notify_all()
+
+    def _abandoned(self) -> None:
+        self._waiting -= 1
 
     def _finish(self, job: _Job, result: outcome.Outcome[Any]) -> None:
         self._waiting -= 1

@@ -178,6 +178,10 @@ class Tree:
         """End a crawl that is under way, at its next page."""
         self._stopping = True
 
+    def join(self, seconds: float) -> bool:
+        """After the end of trio: wait for listings under way; False when they go on for longer."""
+        return self._workers.join(seconds)
+
     # -- freshness
 
     async def _renew(self, directory: int) -> float:

@@ -120,7 +120,7 @@ def test_a_cancelled_caller_goes_at_once_and_the_job_goes_on() -> None:
             await trio.testing.wait_all_tasks_blocked()
             gate.open.set()
         assert results == [3]
-        assert gate.done == 3 and gate.most == 1
+        assert gate.done == 2 and gate.most == 1  # the second was never begun: nobody waited for it
 
     play(scene)
 
@@ -152,15 +152,17 @@ def test_results_do_not_outlive_their_use() -> None:
             kept.append(weakref.ref(result))
             return result
 
-        async def ask() -> None:
-            await workers.run(make)
+        def make_slowly() -> Result:
+            gate.job()
+            return make()
 
-        await ask()
+        async def ask_slowly() -> None:
+            await workers.run(make_slowly)
+
+        await workers.run(make)
         async with trio.open_nursery() as nursery:  # one whose caller is gone when it comes
-            nursery.start_soon(workers.run, gate.job)
+            nursery.start_soon(ask_slowly)
             await gate.until(lambda: gate.inside == 1)
-            nursery.start_soon(ask)
-            await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
         gate.open.set()
         await workers.run(lambda: None)
@@ -183,3 +185,29 @@ def test_a_thread_can_call_into_trio() -> None:
         assert task is not None and await workers.run(job)
 
     play(scene)
+
+
+def test_join_waits_for_work_that_outlives_its_trio() -> None:
+    """What a cancelled caller left behind is not cut off: the owner can wait for it, as long as it likes."""
+    let_go = threading.Event()
+    done: list[str] = []
+    left: list[Workers] = []
+
+    def work() -> None:
+        let_go.wait(30)
+        done.append("work")
+
+    async def main() -> None:
+        workers = Workers(1)
+        left.append(workers)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(workers.run, work)
+            nursery.start_soon(workers.run, work)  # never begun: nobody waits for it by then
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert not left[0].join(0.05)
+    let_go.set()
+    assert left[0].join(30)
+    assert done == ["work"]
