@@ -272,7 +272,7 @@ def test_what_is_seen_is_one_version_and_after_a_refresh_the_last(
     run_state_machine_as_test(
         lambda: World(mounted, moto, name),
         settings=settings(
-            max_examples=60,
+            max_examples=40,
             stateful_step_count=30,
             deadline=None,
             database=None,
