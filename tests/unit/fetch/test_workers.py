@@ -189,11 +189,12 @@ def test_a_thread_can_call_into_trio() -> None:
 
 def test_join_waits_for_work_that_outlives_its_trio() -> None:
     """What a cancelled caller left behind is not cut off: the owner can wait for it, as long as it likes."""
-    let_go = threading.Event()
+    began, let_go = threading.Event(), threading.Event()
     done: list[str] = []
     left: list[Workers] = []
 
     def work() -> None:
+        began.set()
         let_go.wait(30)
         done.append("work")
 
@@ -202,6 +203,7 @@ def test_join_waits_for_work_that_outlives_its_trio() -> None:
         left.append(workers)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(workers.run, work)
+            await trio.to_thread.run_sync(began.wait, 30)
             nursery.start_soon(workers.run, work)  # never begun: nobody waits for it by then
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
