@@ -23,15 +23,16 @@ from gpufs.errors import UsageError
 Settings = dict[str, str | None]
 
 # Words of mount(8) and fstab that say nothing to gpufs: mount(8) acts on them itself, or they ask
-# for what is so anyway (the tree is read-only, without set-uid programs and devices).
+# for what is so anyway (the tree is read-only, without set-uid programs and devices), or for what no
+# FUSE filesystem here can do and nobody is worse off without (noexec).
 _MOUNT_WORDS = frozenset(
     {"_netdev", "nofail", "auto", "noauto", "user", "nouser", "users", "owner", "group", "defaults"}
     | {"ro", "rw", "async", "sync", "relatime", "noatime", "nodiratime", "lazytime", "nosuid", "nodev"}
-    | {"exec", "silent", "loud"}
+    | {"exec", "noexec", "silent", "loud"}  # noexec comes with user, users, owner and group
 )
 _MOUNT_PREFIXES = ("x-", "X-", "comment=")
 # Accepted, because fstab lines have them, but not obeyed: the user is told.
-_DISREGARDED_WORDS = frozenset({"noexec", "suid", "dev"})
+_DISREGARDED_WORDS = frozenset({"suid", "dev"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +232,7 @@ class Options:
         _FLAG, "let other users see the tree; default: true for root", default_factory=_am_root
     )
     fast_path: Literal["auto", "off"] = _option(
-        _choice("auto", "off"), "answer hits past Python where kernel and rights allow", default="auto"
+        _choice("auto", "off"), "answer what is cached in a process of its own, if possible", default="auto"
     )
     log_level: str = _option(
         _choice("debug", "info", "warning", "error"), "least severe message to log", default="info"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from gpufs.cli.output import printable
+from gpufs.cli.output import counted, printable, size_text
 from gpufs.control import client, paths
 
 _PATIENCE_S = 3600.0  # a large tree takes its time; Ctrl-C gives up earlier
@@ -39,6 +40,13 @@ def _add(
 def run(args: argparse.Namespace) -> int:
     mount, inner = paths.mount_of(args.path)
     result = client.call(mount, args.op, timeout=_PATIENCE_S, path=inner)
-    done = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in result.items())
-    print(f"{args.op} {printable(args.path)}: {done or 'done'}")
+    print(f"{args.op} {printable(args.path)}: {_told(result)}")
     return 0
+
+
+def _told(result: dict[str, Any]) -> str:
+    """What the daemon did: `directories` listed and `changes` found, or `files` dropped, and their `bytes`."""
+    if "directories" in result:
+        listed = counted(result["directories"], "directory", "directories")
+        return f"listed {listed}, {counted(result['changes'], 'change')}"
+    return f"dropped {counted(result['files'], 'file')}, {size_text(result['bytes'])}"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpufs.cli.mounts import named_mount
-from gpufs.cli.output import printable
+from gpufs.cli.output import counted, printable, size_text
 from gpufs.control import client, paths
 from gpufs.errors import GpufsError
 
@@ -62,29 +62,31 @@ def render(status: Status) -> str:
         ("up", f"{_span(status['uptime_s'])}, fast path {'on' if status['fast_path'] else 'off'}"),
         (
             "tree",
-            f"{status['files']:,} files in {status['directories']:,} directories, {_gib(status['bytes'])}",
+            f"{counted(status['files'], 'file')} in "
+            f"{counted(status['directories'], 'directory', 'directories')}, {size_text(status['bytes'])}",
         ),
         (
             "opens",
-            f"{status['opens']:,}: {status['hits']:,} hits, {status['misses']:,} misses{_ratio(status)}",
+            f"{status['opens']:,}: {counted(status['hits'], 'hit')}, "
+            f"{counted(status['misses'], 'miss', 'misses')}{_ratio(status)}",
         ),
         (
             "remote",
-            f"{status['remote_requests']:,} requests, {_gib(status['remote_bytes'])}; "
-            f"{status['remote_errors']:,} errors, {status['retries']:,} retries",
+            f"{counted(status['remote_requests'], 'request')}, {size_text(status['remote_bytes'])}; "
+            f"{counted(status['remote_errors'], 'error')}, {counted(status['retries'], 'retry', 'retries')}",
         ),
         (
             "cache",
-            f"{_gib(status['cache_bytes'])} of {_gib(status['cache_limit'])} "
-            f"in {status['cache_objects']:,} objects; {status['evictions']:,} evictions",
+            f"{size_text(status['cache_bytes'])} of {size_text(status['cache_limit'])} "
+            f"in {counted(status['cache_objects'], 'object')}; {counted(status['evictions'], 'eviction')}",
         ),
     ]
     if status["stale_served"]:
-        rows.append(
-            ("stale", f"{status['stale_served']:,} listings used past their time, the source being down")
-        )
+        listings = counted(status["stale_served"], "listing")
+        rows.append(("stale", f"{listings} used past their time, the source being down"))
     if status["hidden_keys"]:
-        rows.append(("hidden", f"{status['hidden_keys']:,} keys that no path can name{_examples(status)}"))
+        keys = counted(status["hidden_keys"], "key")
+        rows.append(("hidden", f"{keys} that no path can name{_examples(status)}"))
     rows += [("log", printable(log)) for log in _logs(status["pids"])]
     return "\n".join([head, *(f"  {name:<8}{text}" for name, text in rows)])
 
@@ -106,10 +108,6 @@ def _logs(pids: list[int]) -> list[str]:
 
 def _ratio(status: Status) -> str:
     return f" ({100 * status['hits'] / status['opens']:.1f}% hits)" if status["opens"] else ""
-
-
-def _gib(amount: int) -> str:
-    return f"{amount / 2**30:,.2f} GiB"
 
 
 def _span(seconds: float) -> str:

@@ -12,14 +12,23 @@ log = logging.getLogger("gpufs.kernel")
 
 def tune(device: str) -> None:
     """Raise read-ahead and background requests of the mount with device number `device` ("0:53")."""
-    minor = device.partition(":")[2]
-    for path, value in (
-        (f"/sys/class/bdi/{device}/read_ahead_kb", READ_AHEAD_KIB),
-        (f"/sys/fs/fuse/connections/{minor}/max_background", MAX_BACKGROUND),
-        (f"/sys/fs/fuse/connections/{minor}/congestion_threshold", MAX_BACKGROUND * 3 // 4),
+    connection = f"/sys/fs/fuse/connections/{device.partition(':')[2]}"
+    for settings, meaning in (
+        (
+            {f"/sys/class/bdi/{device}/read_ahead_kb": READ_AHEAD_KIB},
+            "large files are read in smaller pieces",
+        ),
+        (
+            {
+                f"{connection}/max_background": MAX_BACKGROUND,
+                f"{connection}/congestion_threshold": MAX_BACKGROUND * 3 // 4,
+            },
+            "without the fast path, fewer reads ahead are under way at once",
+        ),
     ):
         try:
-            with open(path, "w") as file:
-                file.write(str(value))
+            for path, value in settings.items():
+                with open(path, "w") as file:
+                    file.write(str(value))
         except OSError as error:  # not root, or /sys is read-only or has no fuse control here
-            log.info("cannot set %s to %d (%s); large reads will be slower", path, value, error.strerror)
+            log.info("cannot set %s to %d (%s): %s", path, value, error.strerror, meaning)

@@ -141,4 +141,4 @@ def test_refresh_and_evict_send_the_path_inside_the_mount(
     assert main(["evict", "/data/a/../b\udcff"]) == 0
     assert main(["refresh", "/data"]) == 0
     assert sent == [(mount, "evict", "b\udcff"), (mount, "refresh", "")]
-    assert "1,234 files, 5 bytes" in capsys.readouterr().out
+    assert "dropped 1,234 files, 5 B" in capsys.readouterr().out

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpufs.cli import main
+from gpufs.cli.output import size_text
 from gpufs.cli.status import render
 from gpufs.control import client, paths
 from gpufs.control.paths import Mount
@@ -47,8 +48,8 @@ def test_people_see_sizes_and_the_hit_ratio() -> None:
         ["up", "1 d 2 h 3 min, fast path off"],
         ["tree", "1,281,167 files in 1,000 directories, 150.00 GiB"],
         ["opens", "1,000: 875 hits, 125 misses (87.5% hits)"],
-        ["remote", "1,234 requests, 1.50 GiB; 2 errors, 1 retries"],
-        ["cache", "0.50 GiB of 800.00 GiB in 77 objects; 3 evictions"],
+        ["remote", "1,234 requests, 1.50 GiB; 2 errors, 1 retry"],
+        ["cache", "512.00 MiB of 800.00 GiB in 77 objects; 3 evictions"],
     ]
     assert len(lines) == 6
 
@@ -128,3 +129,45 @@ def test_without_mounts_it_says_so(
     assert main(["status"]) == 0
     assert main(["status", "--json"]) == 0
     assert capsys.readouterr().out == "no gpufs mounts\n[]\n"
+
+
+def test_one_of_a_thing_is_not_called_many() -> None:
+    one = dict.fromkeys(
+        "files directories opens hits misses remote_requests remote_errors retries cache_objects "
+        "evictions stale_served hidden_keys".split(),
+        1,
+    )
+    text = render(STATUS | one)
+    for words in (
+        "1 file in 1 directory,", "1: 1 hit, 1 miss ", "1 request,", "1 error, 1 retry", "1 object; 1 eviction",
+        "1 listing used", "1 key that",
+    ):  # fmt: skip
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), ((1 << 20) - 1, "1,024.00 KiB"),
+        (5 << 20, "5.00 MiB"), (3 << 29, "1.50 GiB"), (1 << 40, "1.00 TiB"), (3 << 60, "3,072.00 PiB"),
+    ],
+)  # fmt: skip
+def test_sizes_have_a_unit_that_fits(amount: int, text: str) -> None:
+    assert size_text(amount) == text
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"directories": 1, "changes": 0}, "refresh /data/x: listed 1 directory, 0 changes\n"),
+        ({"directories": 1200, "changes": 1}, "refresh /data/x: listed 1,200 directories, 1 change\n"),
+        ({"files": 1, "bytes": 5 << 20}, "evict /data/x: dropped 1 file, 5.00 MiB\n"),
+    ],
+)
+def test_refresh_and_evict_tell_what_they_did(
+    result: dict[str, int], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(paths, "mount_of", lambda path: (Mount("/data", "fuse.gpufs", "s3://b", 0), "x"))
+    monkeypatch.setattr(client, "call", lambda *_, **__: result)
+    assert main([text.split()[0], "/data/x"]) == 0
+    assert capsys.readouterr().out == text
