@@ -45,7 +45,10 @@ def mount(device_fd: int, source: str, mountpoint: str, *, allow_other: bool, ma
         options.encode(),
     )
     if libc.mount(*arguments):
-        raise MountFailed(f"cannot mount on {mountpoint}: {os.strerror(ctypes.get_errno())}")
+        number = ctypes.get_errno()
+        raise MountFailed(
+            f"cannot mount on {mountpoint}: {os.strerror(number)}{_hint(number == errno.EPERM)}"
+        )
 
 
 def mount_as_user(source: str, mountpoint: str, *, allow_other: bool, max_read: int) -> int:
@@ -68,15 +71,24 @@ def mount_as_user(source: str, mountpoint: str, *, allow_other: bool, max_read: 
         except FileNotFoundError:
             raise MountFailed("fusermount3 is missing; install the package fuse3") from None
         if done.returncode:
-            raise MountFailed(f"cannot mount on {mountpoint}: {done.stderr.strip()}")
+            reason = done.stderr.strip()
+            refused = os.strerror(errno.EPERM) in reason
+            raise MountFailed(f"cannot mount on {mountpoint}: {reason}{_hint(refused)}")
         fds = array.array("i")
-        _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(fds.itemsize))
+        _, ancillary, _, _ = ours.recvmsg(1, socket.CMSG_SPACE(fds.itemsize), socket.MSG_CMSG_CLOEXEC)
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.frombytes(data[: fds.itemsize])
     if not fds:
         raise MountFailed(f"cannot mount on {mountpoint}: fusermount3 gave no descriptor")
     return fds[0]
+
+
+def _hint(refused: bool) -> str:
+    """What to do when the system does not let anybody in this place mount."""
+    if not refused:
+        return ""
+    return "; a container needs the right to mount (docker run --device /dev/fuse --cap-add SYS_ADMIN)"
 
 
 def unmount(mountpoint: str, *, lazy: bool) -> str | None:
