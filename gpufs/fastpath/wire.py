@@ -17,9 +17,9 @@ OUT_HEADER = Struct("<IiQ")
 
 # enum fuse_opcode
 LOOKUP, FORGET, GETATTR = 1, 2, 3
-OPEN, READ, STATFS, RELEASE = 14, 15, 17, 18
+OPEN, READ, RELEASE = 14, 15, 18
 GETXATTR, FLUSH, INIT = 22, 25, 26
-ACCESS, INTERRUPT, DESTROY, BATCH_FORGET = 34, 36, 38, 42
+INTERRUPT, BATCH_FORGET = 36, 42
 
 # struct fuse_init_in: major, minor, max_readahead, flags, flags2 (then unused)
 INIT_IN = Struct("<IIIII")
@@ -55,8 +55,6 @@ ATTR = Struct("<QQQqqqIIIIIIIIII")
 ENTRY = Struct("<QQQQII")
 # struct fuse_attr_out: attr_valid, attr_valid_nsec, dummy
 ATTR_OUT = Struct("<QII")
-# struct fuse_kstatfs: blocks, bfree, bavail, files, ffree, bsize, namelen, frsize, padding, spare[6]
-STATFS_OUT = Struct("<QQQQQIIII24x")
 
 # struct fuse_backing_map: fd, flags, padding
 BACKING_MAP = Struct("<iIQ")
