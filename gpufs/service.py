@@ -17,6 +17,7 @@ from typing import Any
 
 import trio
 
+from gpufs import __version__
 from gpufs.cache import Cache
 from gpufs.control import paths
 from gpufs.control.server import Handler, serve
@@ -65,6 +66,7 @@ class Mount:
         self._link = link
         self._resumed = link is not None and link.resumed
         self._fastpath_pid = 0
+        self._started_by = os.getppid()
         self._passthrough = False
         self.metrics = Metrics()
         self._source: Source = open_configured(config, self.metrics)
@@ -165,6 +167,7 @@ class Mount:
             self.metrics.opens.add(len(batch.opened))
             self.metrics.hits.add(len(batch.opened))
             self._cache.touch(digest for _, digest, _ in batch.opened)
+            operations.passed_on = max(operations.passed_on, batch.notified)
             for inode in batch.taken:
                 files.release(inode)
 
@@ -214,6 +217,7 @@ class Mount:
             "source": self._config.source,
             "mountpoint": self._config.mountpoint,
             "uptime_s": round(time.monotonic() - self._started, 1),
+            "version": __version__,
             "fast_path": self._link is not None,
             "passthrough": self._passthrough,
             "files": totals.files,
@@ -230,17 +234,24 @@ class Mount:
             "cache_bytes": usage.bytes,
             "cache_objects": usage.objects,
             "cache_limit": usage.limit,
+            "supervisor": self._supervisor(),
             "pids": self._pids(),
         }
 
+    def _supervisor(self) -> int:
+        """The pid of the supervisor; 0 when there is none (any more)."""
+        parent = os.getppid()
+        return parent if self._link is not None and parent == self._started_by else 0
+
     def _pids(self) -> list[int]:
         """Every process behind the mount, this one first, the supervisor last."""
-        if self._link is None:
-            return [os.getpid()]
-        return [pid for pid in (os.getpid(), self._fastpath_pid, os.getppid()) if pid]
+        return [pid for pid in (os.getpid(), self._fastpath_pid, self._supervisor()) if pid]
 
     async def _refresh(self, request: dict[str, Any]) -> dict[str, Any]:
-        return dict(await self._tree.refresh(_path(request)))
+        result = await self._tree.refresh(_path(request))
+        if self._operations is not None:
+            await self._operations.told()
+        return dict(result)
 
     async def _evict(self, request: dict[str, Any]) -> dict[str, Any]:
         return await self._workers.run(self._evict_below, _path(request))

@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from typing import IO, cast
 
+from gpufs import systemd
 from gpufs.cli import mounts
 from gpufs.cli.output import say
 from gpufs.control import paths
@@ -65,7 +66,9 @@ def mount(
     options, notes = parse_options(settings, sloppy=sloppy)
     for note in notes:
         say(note)
-    config = MountConfig(absolute_source(source), _free_directory(mountpoint), options)
+    # What systemd has kept of this mount is for the supervisor to judge.
+    handed = foreground and options.fast_path != "off" and systemd.hands_over(os.environ)
+    config = MountConfig(absolute_source(source), _free_directory(mountpoint, handed), options)
     _check_apart(config.source, config.mountpoint, str(options.cache_dir))
     _check_fuse(options.allow_other)
     return _serve_here(config) if foreground else _start_daemon(config)
@@ -76,11 +79,16 @@ def absolute_source(source: str) -> str:
     return source if "://" in source else os.path.abspath(source)
 
 
-def _free_directory(mountpoint: str) -> str:
-    """The directory to mount on, absolute and without links; a dead gpufs mount on it is removed."""
+def _free_directory(mountpoint: str, handed: bool = False) -> str:
+    """The directory to mount on, absolute and without links; a dead gpufs mount on it is removed.
+
+    One that was `handed` to this process may be mounted on it already.
+    """
     known = paths.all_mounts()
     where, inside = paths.locate(mountpoint, known)
     there = next((m for m in known if m.mountpoint == where and m.fstype != "autofs"), None)
+    if handed and there is not None and there.fstype == paths.FSTYPE:
+        return where
     if there is not None and there.fstype == paths.FSTYPE and mounts.is_dead(there):
         mounts.detach(there, lazy=True)
         say(f"removed the dead mount of {there.source} on {where}")

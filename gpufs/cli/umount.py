@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import select
+from contextlib import suppress
 
 from gpufs.cli import mounts
 from gpufs.cli.output import say
 from gpufs.control import client, paths
+from gpufs.control.client import NobodyListens
 from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
 
 _MOMENT_S = 2.0  # a daemon whose tree is gone has closed its control socket by then
@@ -60,14 +62,20 @@ def _ends(daemon: int, within: float) -> bool:
 def _listens(mount: paths.Mount) -> bool:
     try:
         client.daemon_pid(mount)
-    except (client.NobodyListens, AccessDenied, DeadlineExceeded):
+    except (NobodyListens, AccessDenied, DeadlineExceeded):
         return False
     return True
 
 
 def _daemon_handle(mount: paths.Mount) -> int | None:
-    """A pidfd of the daemon, to learn of its end; None when there is no (reachable) daemon."""
+    """A pidfd of the daemon, to learn of its end; None when there is no (reachable) daemon.
+
+    Of its processes the supervisor is the last to end.
+    """
     try:
-        return os.pidfd_open(client.daemon_pid(mount))
-    except (client.NobodyListens, AccessDenied, DeadlineExceeded, ProcessLookupError):
+        pid = client.daemon_pid(mount)
+        with suppress(NobodyListens, AccessDenied, DeadlineExceeded):
+            pid = client.call(mount, "status", timeout=_MOMENT_S)["supervisor"] or pid
+        return os.pidfd_open(pid)
+    except (NobodyListens, AccessDenied, DeadlineExceeded, ProcessLookupError):
         return None

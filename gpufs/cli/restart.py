@@ -1,0 +1,73 @@
+"""`gpufs restart`: the processes behind a mount started anew, with the code that is installed now."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import Any
+
+from gpufs.cli.mounts import named_mount
+from gpufs.cli.output import printable
+from gpufs.control import client, paths
+from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
+
+_PATIENCE_S = 60.0
+_STATUS_PATIENCE_S = 10.0
+_POLL_S = 0.02
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "restart",
+        help="start the daemon of a mounted tree anew, behind its readers' backs",
+        description="Start the daemon of a mounted tree anew, after an upgrade of gpufs for example. "
+        "Whoever reads the tree waits for a moment and notices nothing else. Options stay as they are.",
+        epilog="example:\n  pip install --upgrade gpufs && gpufs restart /data",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    mount = named_mount(args.mountpoint)
+    before = client.call(mount, "status", timeout=_STATUS_PATIENCE_S)
+    where = mount.mountpoint
+    if not before["fast_path"]:
+        raise MountFailed(
+            f"{where} has fast_path=off, which cannot be restarted in place; unmount and mount it"
+        )
+    if not before["supervisor"]:
+        raise MountFailed(f"the supervisor of {where} has died; unmount and mount it")
+    try:
+        os.kill(before["supervisor"], signal.SIGHUP)
+    except PermissionError as error:
+        raise AccessDenied(f"{where} was mounted by uid {mount.owner}; restart it as that user") from error
+    after, pause = _await_new(mount, before["pids"])
+    print(
+        f"{printable(where)} runs gpufs {after['version']} (before: {before.get('version', 'unknown')}); "
+        f"it paused for {pause:.1f} s"
+    )
+    return 0
+
+
+def _await_new(mount: paths.Mount, old: list[int]) -> tuple[dict[str, Any], float]:
+    """The first status of a wholly new life, and the seconds in which nobody answered."""
+    last = time.monotonic()
+    end = last + _PATIENCE_S
+    while time.monotonic() < end:
+        with suppress(client.NobodyListens, DeadlineExceeded):
+            status = client.call(mount, "status", timeout=_STATUS_PATIENCE_S)
+            now = time.monotonic()
+            if not set(status["pids"][:-1]) & set(old) and len(status["pids"]) == len(old):
+                return status, now - last
+            if status["pids"][0] == old[0]:
+                last = now
+        time.sleep(_POLL_S)
+    raise MountFailed(
+        f"{mount.mountpoint} was not restarted within {_PATIENCE_S:.0f} s; its log says why "
+        "(gpufs status names it)"
+    )
