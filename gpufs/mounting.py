@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import ctypes
 import errno
 import os
 import socket
@@ -35,6 +34,8 @@ def mount(device_fd: int, source: str, mountpoint: str, *, allow_other: bool, ma
         f"fd={device_fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},"
         f"default_permissions,max_read={max_read}" + (",allow_other" if allow_other else "")
     )
+    import ctypes  # costs every command a few milliseconds, and only root needs it
+
     libc = ctypes.CDLL(None, use_errno=True)
     flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV
     arguments = (
@@ -94,6 +95,8 @@ def _hint(refused: bool) -> str:
 def unmount(mountpoint: str, *, lazy: bool) -> str | None:
     """Unmount; None when done, else why not (os.strerror(EBUSY) when it is in use)."""
     if os.geteuid() == 0:
+        import ctypes
+
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.umount2(os.fsencode(mountpoint), _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)) == 0:
             return None

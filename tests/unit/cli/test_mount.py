@@ -37,12 +37,12 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def pretend_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    """Let `-m gpufs.service` run `body`, which finds READY (a descriptor) and CONFIG (text)."""
+    """Let `-m gpufs.supervisor` run `body`, which finds READY (a descriptor) and CONFIG (text)."""
     package = tmp_path / "pretend" / "gpufs"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     head = "import os, sys\nREADY = int(sys.argv[1])\nCONFIG = sys.stdin.read()\n"
-    (package / "service.py").write_text(head + body)
+    (package / "supervisor.py").write_text(head + body)
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
 
 
