@@ -6,6 +6,7 @@ import logging
 import queue
 import socket
 import threading
+import time
 
 from gpufs.fastpath import wire
 from gpufs.fastpath.device import Device
@@ -81,3 +82,6 @@ class Relay:
     def _notify(self) -> None:
         while True:
             self._device.send(self._notifications.get())
+            self._recorder.notified += 1
+            if self._notifications.empty():  # somebody may wait for the last one
+                self._recorder.send(time.time_ns())

@@ -161,8 +161,15 @@ class Files:
         if not file.inode.size:
             file.hold(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             return True
-        file.fd = self._cache.open_object(file.inode.digest)
-        return file.fd is not None
+        fd = self._cache.open_object(file.inode.digest)
+        if fd is not None and os.lseek(fd, 0, os.SEEK_END) != file.inode.size:
+            # Truncated. The fast path may hand it to the kernel, which would take it for a shorter file.
+            os.close(fd)
+            self._metrics.corrupt_entries.add()
+            self._cache.evict(file.inode.digest)
+            fd = None
+        file.fd = fd
+        return fd is not None
 
     async def _open_missing(self, file: OpenFile) -> None:
         if file.inode.number not in self._opening:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pyfuse3
+import trio
 from pyfuse3 import EntryAttributes, FileInfo, FUSEError, ReaddirToken, RequestContext, StatvfsData
 
 from gpufs.errors import (
@@ -28,6 +29,7 @@ from gpufs.errors import (
     errno_of,
 )
 from gpufs.filesystem.files import Files
+from gpufs.filesystem.notifier import Notifier
 from gpufs.filesystem.tree import Tree
 from gpufs.filesystem.xattrs import Attributes
 from gpufs.handoff.handles import INODE, OURS, handed
@@ -37,6 +39,7 @@ from gpufs.view import FOREVER, NAME_MAX, PREFERRED_READ, View, attributes_hold
 
 BLOCK = 4096  # bytes; what statfs counts in and what st_blksize advises at least
 EAGER_REQUESTS = 16  # requests taken in a row before other tasks get their turn
+TOLD_PATIENCE = 5.0  # seconds a refresh waits for the kernel to forget
 BATCH = 256  # directory entries taken from the index at a time
 FIRST_COOKIE = 2  # readdir offsets: 1 is behind ".", 2 behind "..", inode + 2 behind that inode
 
@@ -86,20 +89,30 @@ class Operations(pyfuse3.Operations):
         self._index = index
         self._view = view
         self._early: list[Change] | None = []  # found before the kernel's INIT; None after it
-        self.hands_over = False  # whether the fast path takes descriptors of whole objects
+        self._notifier = Notifier(_invalidate)
+        self.attached = False  # whether the fast path stands between the kernel and us; then also:
+        self.hands_over = False  # whether it takes descriptors of whole objects
+        self.passed_on = 0  # how many of our notifications it has given to the kernel
 
     def init(self) -> None:
         """The kernel's INIT has come: from now on it can be told something."""
         early, self._early = self._early, None
         for change in early or ():
-            _invalidate(change)
+            self._notifier.tell(change)
 
     def tell(self, change: Change) -> None:
         """Have the kernel forget what is no longer right; in the trio thread, at any time."""
         if self._early is not None:
             self._early.append(change)
         else:
-            _invalidate(change)
+            self._notifier.tell(change)
+
+    async def told(self) -> None:
+        """Wait until the kernel has forgotten all it was told to (bounded, should it be unable to)."""
+        with trio.move_on_after(TOLD_PATIENCE):
+            await self._notifier.flush()
+            while self.attached and self.passed_on < self._notifier.sent:
+                await trio.sleep(0.005)
 
     # -- names
 
@@ -240,6 +253,7 @@ def mount(operations: Operations, mountpoint: str, source: str, allow_other: boo
 
 def attach(operations: Operations, fd: int) -> None:
     """Serve the requests that come from the fast path through `fd`; it and the mount are not ours."""
+    operations.attached = True
     pyfuse3.init(operations, f"/dev/fd/{fd}", set())
     _read_eagerly(fd)
 
@@ -307,13 +321,11 @@ def close() -> None:
 
 
 def _invalidate(change: Change) -> None:
-    """Tell the kernel to forget a name, or a directory's attributes; safe while it waits for an answer.
+    """Tell the kernel to forget a name, or a directory's attributes; blocks. Raises OSError.
 
-    A name is dropped by pyfuse3's own thread, because the kernel locks the directory for it. Attributes
-    alone need no lock, and whoever is in the directory keeps it.
+    Attributes alone, of which whoever is in the directory keeps the directory.
     """
-    if not change.name:
-        with suppress(OSError):  # ENOENT: the kernel does not know the directory
-            pyfuse3.invalidate_inode(cast(Any, change.parent), attr_only=True)
-        return
-    pyfuse3.invalidate_entry_async(cast(Any, change.parent), cast(Any, change.name), ignore_enoent=True)
+    if change.name:
+        pyfuse3.invalidate_entry(cast(Any, change.parent), cast(Any, change.name))
+    else:
+        pyfuse3.invalidate_inode(cast(Any, change.parent), attr_only=True)

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from struct import Struct
 
-_HEADER = Struct("<QIII")  # time in ns, pid of the fast path, passthrough, number of records
+_HEADER = Struct("<QIIIQ")  # time in ns, pid of the fast path, passthrough, records, notifications
 _RECORD = Struct("<Q16sII")  # inode, digest, pid of the reader, 1 for a file handed over
 MAX_RECORDS = 2048  # in one message: 64 KiB
 MAX_WAITING = 1 << 16  # opens kept for a filesystem process that takes no messages; more are not counted
@@ -23,13 +23,17 @@ Record = tuple[int, bytes, int, bool]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """`opened`: (inode, digest, pid) in the order it happened, the last at `time_ns`; `taken`: inodes."""
+    """`opened`: (inode, digest, pid) in the order it happened, the last at `time_ns`; `taken`: inodes.
+
+    `notified`: how many notifications of the filesystem process the kernel has been given.
+    """
 
     time_ns: int
     fastpath_pid: int
     passthrough: bool
     opened: list[tuple[int, bytes, int]]
     taken: list[int]
+    notified: int
 
 
 class Recorder:
@@ -39,6 +43,7 @@ class Recorder:
         self._socket = sock
         self._pid = pid
         self._passthrough = passthrough
+        self.notified = 0
         self._records: deque[Record] = deque()
 
     def opened(self, inode: int, digest: bytes, pid: int) -> None:
@@ -53,7 +58,7 @@ class Recorder:
         waiting = self._records
         while True:
             part = [waiting.popleft() for _ in range(min(len(waiting), MAX_RECORDS))]
-            message = bytearray(_HEADER.pack(time_ns, self._pid, self._passthrough, len(part)))
+            message = bytearray(_HEADER.pack(time_ns, self._pid, self._passthrough, len(part), self.notified))
             for record in part:
                 message += _RECORD.pack(*record)
             try:
@@ -78,7 +83,7 @@ class Recorder:
 
 def unpack(message: bytes) -> Batch:
     """One message of the feed."""
-    time_ns, pid, passthrough, count = _HEADER.unpack_from(message)
+    time_ns, pid, passthrough, count, notified = _HEADER.unpack_from(message)
     opened: list[tuple[int, bytes, int]] = []
     taken: list[int] = []
     for inode, digest, reader, is_taken in _RECORD.iter_unpack(message[_HEADER.size :]):
@@ -87,4 +92,4 @@ def unpack(message: bytes) -> Batch:
         else:
             opened.append((inode, digest, reader))
     assert len(opened) + len(taken) == count
-    return Batch(time_ns, pid, bool(passthrough), opened, taken)
+    return Batch(time_ns, pid, bool(passthrough), opened, taken, notified)
