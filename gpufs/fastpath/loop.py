@@ -145,12 +145,15 @@ class Loop:
             self._opening.take_back(unique)
         flags, _ = wire.OPEN_IN.unpack_from(self._buffer, _BODY)
         inode = None if flags & _WRITING else self._index.get(number)
-        if inode is not None and inode.kind is Kind.FILE and inode.size:
-            digest = inode.digest
-            if self._opening.hit(unique, number, lambda: self._objects.open_object(digest)):
-                pid = int.from_bytes(self._request[_PID_AT : _PID_AT + 4], "little")
-                self._recorder.opened(number, digest, pid)
-                return True
+        if (
+            inode is not None
+            and inode.kind is Kind.FILE
+            and inode.size
+            and self._opening.hit(unique, number, lambda: self._object(inode))
+        ):
+            pid = int.from_bytes(self._request[_PID_AT : _PID_AT + 4], "little")
+            self._recorder.opened(number, inode.digest, pid)
+            return True
         self.opens_forwarded.add(unique)
         return False
 
@@ -164,7 +167,7 @@ class Loop:
         fd = self._opening.file_of(number)
         if fd is None:
             try:
-                fd = self._objects.open_object(inode.digest)
+                fd = self._object(inode)
             except OSError:
                 return False
             self._opening.adopt(number, fd)
@@ -199,6 +202,14 @@ class Loop:
 
     def _no_reply(self, unique: int, number: int) -> bool:
         return True
+
+    def _object(self, inode: Inode) -> int:
+        """A descriptor of an object in the cache. Raises OSError when it is not there, or not all of it."""
+        fd = self._objects.open_object(inode.digest)
+        if os.lseek(fd, 0, os.SEEK_END) != inode.size:  # the kernel would read it as a shorter file
+            os.close(fd)
+            raise OSError(errno.EIO, "damaged")
+        return fd
 
     def _attributes(self, inode: Inode) -> bytes:
         shown = self._view.show(inode)

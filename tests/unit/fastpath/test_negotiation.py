@@ -14,7 +14,9 @@ from gpufs.fastpath.negotiation import LARGEST_READ, Agreement, agree
 EVERYTHING = (1 << 32) - 1
 
 
-def init_in(minor: int, flags: int, flags2: int = 0, read_ahead: int = 128 << 10, major: int = 7) -> memoryview:
+def init_in(
+    minor: int, flags: int, flags2: int = 0, read_ahead: int = 128 << 10, major: int = 7
+) -> memoryview:
     """struct fuse_init_in as kernels of that minor send it: 16 bytes before 7.36, 64 since."""
     body = Struct("<IIII").pack(major, minor, read_ahead, flags)
     if minor >= 36:

@@ -523,3 +523,24 @@ def test_root_is_never_a_file(tmp_path: Path) -> None:
             await world.files.open(ROOT)
 
     play(tmp_path, example(), scene)
+
+
+def test_a_truncated_entry_is_replaced_when_it_is_opened(tmp_path: Path) -> None:
+    """The kernel may be given the cache's file itself, and would take it for the whole of a shorter one."""
+    source = FakeSource({"a": content("a", 5000)})
+
+    async def scene(world: World) -> None:
+        number = await world.number("a")
+        await world.files.open(number)
+        world.files.release(number)
+        inode = world.index.get(number)
+        assert inode is not None
+        (path,) = (tmp_path / "cache/objects").rglob(inode.digest.hex())
+        os.truncate(path, 4999)
+        fd = await world.files.open(number)
+        assert fd is not None and os.pread(fd, 9000, 0) == content("a", 5000)
+        world.files.release(number)
+        assert world.metrics.corrupt_entries.value == 1
+        assert path.read_bytes() == content("a", 5000)
+
+    play(tmp_path, source, scene)
