@@ -174,7 +174,7 @@ class Index:
         position = b""
         while position is not None:
             position = self._collect_removed(position, number, changes)
-        return changes
+        return list(dict.fromkeys(changes))  # a replaced name is among both
 
     def size_on_disk(self) -> int:
         """Bytes the index takes on disk."""
