@@ -53,8 +53,8 @@ def _connected(mount: Mount, timeout: float) -> Iterator[socket.socket]:
             yield sock
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise NobodyListens(
-                f"no gpufs daemon answers for {where}: it is starting, stopping or dead; if it stays so, take "
-                f"the mount away with `gpufs umount {where}` and mount again"
+                f"no gpufs daemon answers for {where}: it is starting, stopping or dead; if it stays so, "
+                f"take the mount away with `gpufs umount {where}` and mount again"
             ) from error
         except ConnectionError as error:
             raise NobodyListens(f"the gpufs daemon of {where} went away without an answer") from error

@@ -139,8 +139,8 @@ def test_one_of_a_thing_is_not_called_many() -> None:
     )
     text = render(STATUS | one)
     for words in (
-        "1 file in 1 directory,", "1: 1 hit, 1 miss ", "1 request,", "1 error, 1 retry", "1 object; 1 eviction",
-        "1 listing used", "1 key that",
+        "1 file in 1 directory,", "1: 1 hit, 1 miss ", "1 request,", "1 error, 1 retry",
+        "1 object; 1 eviction", "1 listing used", "1 key that",
     ):  # fmt: skip
         assert words in text
 
