@@ -81,7 +81,10 @@ class Relay:
 
     def _notify(self) -> None:
         while True:
-            self._device.send(self._notifications.get())
+            try:
+                self._device.send(self._notifications.get())
+            except OSError as error:
+                log.warning("the kernel refused a notification: %s", error.strerror)
             self._recorder.notified += 1
             if self._notifications.empty():  # somebody may wait for the last one
                 self._recorder.send(time.time_ns())

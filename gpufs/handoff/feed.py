@@ -8,6 +8,7 @@ has no use for, so that the filesystem process can let go of it.
 from __future__ import annotations
 
 import socket
+import threading
 from collections import deque
 from dataclasses import dataclass
 from struct import Struct
@@ -45,6 +46,7 @@ class Recorder:
         self._passthrough = passthrough
         self.notified = 0
         self._records: deque[Record] = deque()
+        self._sending = threading.Lock()
 
     def opened(self, inode: int, digest: bytes, pid: int) -> None:
         self._records.append((inode, digest, pid, False))
@@ -55,22 +57,25 @@ class Recorder:
 
     def send(self, time_ns: int) -> None:
         """Send what was collected; what there is no room for waits for the next time."""
+        with self._sending:
+            while self._send_part(time_ns) and self._records:
+                pass
+
+    def _send_part(self, time_ns: int) -> bool:
         waiting = self._records
-        while True:
-            part = [waiting.popleft() for _ in range(min(len(waiting), MAX_RECORDS))]
-            message = bytearray(_HEADER.pack(time_ns, self._pid, self._passthrough, len(part), self.notified))
-            for record in part:
-                message += _RECORD.pack(*record)
-            try:
-                self._socket.send(message, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                waiting.extendleft(reversed(part))
-                self._drop_oldest_opens()
-                return
-            except ConnectionError:
-                return
-            if not waiting:
-                return
+        part = [waiting.popleft() for _ in range(min(len(waiting), MAX_RECORDS))]
+        message = bytearray(_HEADER.pack(time_ns, self._pid, self._passthrough, len(part), self.notified))
+        for record in part:
+            message += _RECORD.pack(*record)
+        try:
+            self._socket.send(message, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            waiting.extendleft(reversed(part))
+            self._drop_oldest_opens()
+            return False
+        except ConnectionError:
+            return False
+        return True
 
     def _drop_oldest_opens(self) -> None:
         """Keep within bounds what waits; a file that may be let go of is never forgotten."""

@@ -93,7 +93,7 @@ def test_a_reader_that_stands_still_costs_counts_but_no_file(
 
 
 def test_events_of_two_threads_while_it_is_sent(pair: tuple[socket.socket, socket.socket]) -> None:
-    """None is lost and none comes twice, with the socket full every now and then."""
+    """None is lost and none comes twice, by two that send, with the socket full every now and then."""
     recorder = Recorder(pair[0], 1, passthrough=True)
     count = 20_000
 
@@ -104,6 +104,8 @@ def test_events_of_two_threads_while_it_is_sent(pair: tuple[socket.socket, socke
     def take() -> None:
         for number in range(count):
             recorder.taken(number)
+            if number % 100 == 0:
+                recorder.send(2)
 
     threads = [threading.Thread(target=record), threading.Thread(target=take)]
     for thread in threads:
