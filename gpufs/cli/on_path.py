@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _told(result: dict[str, Any]) -> str:
-    """What the daemon did: listed `directories` and found `changes`, or dropped `files` of so many `bytes`."""
+    """What the daemon did: listed `directories` and found `changes`, or dropped `files` and their `bytes`."""
     if "directories" in result:
         listed = counted(result["directories"], "directory", "directories")
         return f"listed {listed}, {counted(result['changes'], 'change')}"
