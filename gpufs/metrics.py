@@ -28,6 +28,7 @@ class Metrics:
         self.opens = Counter()  # OPEN requests for files
         self.hits = Counter()  # opens of an object that was wholly on this host
         self.misses = Counter()  # opens of an object that was not
+        self.prefetched = Counter()  # objects fetched before anybody asked for them
         self.remote_requests = Counter()  # requests sent to the source, repeats included
         self.remote_bytes = Counter()  # payload bytes received from the source
         self.remote_errors = Counter()  # requests that failed, repeats included

@@ -23,6 +23,7 @@ from gpufs.control import paths
 from gpufs.control.server import Handler, serve
 from gpufs.errors import GpufsError, IndexUnwritable, MountFailed, NotFound
 from gpufs.fetch.fetcher import Fetcher
+from gpufs.fetch.fill import EpochFill
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem import fuse, kernel
 from gpufs.filesystem.files import Files
@@ -119,7 +120,9 @@ class Mount:
                 await self._workers.run(self._source.check)
                 await tree.lookup(ROOT, b"")
             fetcher = Fetcher(self._source, self._cache, self.metrics, nursery)
-            files = Files(tree, self._cache, fetcher, self.metrics, nursery)
+            fill = EpochFill(self._index, self._cache, fetcher, self.metrics)
+            nursery.start_soon(fill.run)
+            files = Files(tree, self._cache, fetcher, self.metrics, nursery, fill.missed)
             options = self._config.options
             operations = fuse.Operations(
                 tree,

@@ -43,6 +43,10 @@ class SingleFlight(Generic[K, T]):
             self._nursery.start_soon(self._fly, key, flight, call)
         return flight
 
+    async def join(self, key: K) -> None:
+        """Wait for the call that is running for `key`, whatever comes of it."""
+        await self._flights[key].landed.wait()
+
     def __contains__(self, key: K) -> bool:
         return key in self._flights
 

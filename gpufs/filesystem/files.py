@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import trio
 
@@ -65,9 +66,16 @@ class Files:
     """The table of open files, keyed by inode: handles carry no state of their own (fh == inode)."""
 
     def __init__(
-        self, tree: Tree, cache: Cache, fetcher: Fetcher, metrics: Metrics, nursery: trio.Nursery
+        self,
+        tree: Tree,
+        cache: Cache,
+        fetcher: Fetcher,
+        metrics: Metrics,
+        nursery: trio.Nursery,
+        on_miss: Callable[[Inode], None] = lambda inode: None,
     ) -> None:
         self._tree = tree
+        self._on_miss = on_miss
         self._cache = cache
         self._fetcher = fetcher
         self._metrics = metrics
@@ -174,6 +182,7 @@ class Files:
     async def _open_missing(self, file: OpenFile) -> None:
         if file.inode.number not in self._opening:
             file.users += 1  # the flight's own: it may outlive all who wait for it
+            self._on_miss(file.inode)
         await self._opening.run(file.inode.number, lambda: self._fetch(file))
 
     async def _fetch(self, file: OpenFile) -> None:
