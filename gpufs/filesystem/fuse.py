@@ -254,6 +254,8 @@ def mount(operations: Operations, mountpoint: str, source: str, allow_other: boo
 def attach(operations: Operations, fd: int) -> None:
     """Serve the requests that come from the fast path through `fd`; it and the mount are not ours."""
     operations.attached = True
+    # An answer that finds no fast path any more is no failure: the kernel asks its successor again.
+    logging.getLogger("pyfuse3").addFilter(lambda record: "Broken pipe" not in record.getMessage())
     pyfuse3.init(operations, f"/dev/fd/{fd}", set())
     _read_eagerly(fd)
 
