@@ -46,6 +46,7 @@ bench: setup ## measure this checkout
 
 soak: setup ## the long tests
 	$(BIN)/python -m tests.soak
+	$(BIN)/python -m tests.soak_crashes
 
 clean: ## remove .venv and everything made by the tools
 	rm -rf .venv build dist ./*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -12,9 +12,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from gpufs.control import client, paths
 from gpufs.errors import GpufsError
@@ -82,7 +83,7 @@ def read(seed):
                 break
         calls += 1
         if time.monotonic() - began > longest:
-            longest, what = time.monotonic() - began, step.__name__
+            longest, what = time.monotonic() - began, f"{step.__name__} until {time.strftime('%T')}"
     for fd in held.values():
         os.close(fd)
     line = json.dumps({"calls": calls, "longest": longest, "what": what, "errors": errors[:5]}) + "\\n"
@@ -152,12 +153,18 @@ def moment(chance: random.Random, least: float, most: float) -> None:
     threading.Event().wait(chance.uniform(least, most))
 
 
-def evict(mounted: Mounted, path: str) -> None:
-    """As `gpufs evict` does, by a daemon that may just have been killed."""
+def ask(mounted: Mounted, op: str, **arguments: Any) -> dict[str, Any]:
+    """What a command asks of the daemon, without the time that a command takes. Raises GpufsError."""
     mount = paths.locate(str(mounted.path), paths.all_mounts())[1]
     assert mount is not None, "the tree is not mounted any more"
-    with suppress(GpufsError):
-        client.call(mount, "evict", path=path, timeout=5)
+    return client.call(mount, op, timeout=10, **arguments)
+
+
+def evict(mounted: Mounted, directories: Iterable[str]) -> None:
+    """As `gpufs evict` does, by a daemon that may just have been killed."""
+    for path in directories:
+        with suppress(GpufsError):
+            ask(mounted, "evict", path=path)
 
 
 def children(supervisor: int) -> dict[str, int]:
@@ -255,3 +262,31 @@ class Held:
         assert grown < 4 << 20, f"the supervisor has {grown >> 10} KiB more than at its start"
         assert sorted(daemons_of(self._mounted.path)) == sorted(self._mounted.pids())
         assert_nothing_is_left_open(self.supervisor)
+
+
+VICTIMS = [("filesystem",), ("fastpath",), ("filesystem", "fastpath")]
+
+
+def crash(
+    mounted: Mounted,
+    objects: dict[str, bytes],
+    cold: list[str],
+    work: Path,
+    chance: random.Random,
+    kills: int,
+) -> Load:
+    """kill -9 at random moments under load, `cold` being evicted again and again."""
+    held = Held(mounted)
+    before = mounted.log().count("starting both anew")
+    with reading(mounted, objects, work) as load:
+        for number in range(kills):
+            evict(mounted, cold)
+            moment(chance, 0.0, 1.5)
+            kill(held.supervisor, *VICTIMS[number % 3])
+            moment(chance, 1.0, 1.5)
+            wait_until(lambda: len(children(held.supervisor)) == 2, "both processes to run again")
+    assert not load.errors
+    assert mounted.log().count("starting both anew") - before >= kills
+    print(f"{kills} kills, {load.calls} calls, the longest {load.longest:.2f} s: {load.what}", flush=True)
+    held.assert_same()
+    return load
