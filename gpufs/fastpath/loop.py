@@ -70,7 +70,8 @@ class Loop:
             wire.READ: self._read,
             wire.RELEASE: self._release,
             wire.GETXATTR: self._getxattr,
-            wire.FLUSH: self._flush,
+            wire.FLUSH: self._not_implemented,  # and the kernel never asks again
+            wire.IOCTL: self._not_implemented,  # Python's open() asks of every file whether it is a terminal
             wire.FORGET: self._no_reply,
             wire.BATCH_FORGET: self._no_reply,
             wire.INTERRUPT: self._no_reply,
@@ -196,8 +197,8 @@ class Loop:
         self._device.error(unique, errno.EOPNOTSUPP)
         return True
 
-    def _flush(self, unique: int, number: int) -> bool:
-        self._device.error(unique, errno.ENOSYS)  # and the kernel never asks again
+    def _not_implemented(self, unique: int, number: int) -> bool:
+        self._device.error(unique, errno.ENOSYS)
         return True
 
     def _no_reply(self, unique: int, number: int) -> bool:

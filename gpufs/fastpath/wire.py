@@ -19,7 +19,7 @@ OUT_HEADER = Struct("<IiQ")
 LOOKUP, FORGET, GETATTR = 1, 2, 3
 OPEN, READ, RELEASE = 14, 15, 18
 GETXATTR, FLUSH, INIT = 22, 25, 26
-INTERRUPT, BATCH_FORGET = 36, 42
+INTERRUPT, IOCTL, BATCH_FORGET = 36, 39, 42
 
 # struct fuse_init_in: major, minor, max_readahead, flags, flags2 (then unused)
 INIT_IN = Struct("<IIIII")

@@ -346,7 +346,8 @@ def test_requests_that_have_one_answer(make: Any) -> None:
         assert answer.error == errno.EOPNOTSUPP
     for name in (b"user.gpufs.cached", b"user.x", b"user."):
         assert rig.ask(wire.GETXATTR, number, bytes(8) + name + b"\0").body is None
-    assert rig.ask(wire.FLUSH, number, bytes(24)) == Answer(errno.ENOSYS, b"")
+    for opcode in (wire.FLUSH, wire.IOCTL):
+        assert rig.ask(opcode, number, bytes(32)) == Answer(errno.ENOSYS, b"")
 
 
 def test_a_cached_file_is_opened_in_passthrough(make: Any) -> None:
