@@ -59,7 +59,7 @@ def render(status: Status) -> str:
     if "error" in status:
         return f"{head}\n  {printable(status['error'])}"
     rows = [
-        ("up", f"{_span(status['uptime_s'])}, fast path {'on' if status['fast_path'] else 'off'}"),
+        ("up", f"{_span(status['uptime_s'])}, {_fast_path(status)}"),
         (
             "tree",
             f"{counted(status['files'], 'file')} in "
@@ -89,6 +89,12 @@ def render(status: Status) -> str:
         rows.append(("hidden", f"{keys} that no path can name{_examples(status)}"))
     rows += [("log", printable(log)) for log in _logs(status["pids"])]
     return "\n".join([head, *(f"  {name:<8}{text}" for name, text in rows)])
+
+
+def _fast_path(status: Status) -> str:
+    if not status["fast_path"]:
+        return "fast path off"
+    return "fast path on" if status["supervisor"] else "fast path on, no supervisor: a crash ends the mount"
 
 
 def _examples(status: Status) -> str:
