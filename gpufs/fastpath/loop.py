@@ -61,6 +61,7 @@ class Loop:
         self._buffer = bytearray(REQUEST_SIZE)
         self._request = memoryview(self._buffer)
         self._data = memoryview(bytearray(LARGEST_READ))
+        self._read_flags = os.RWF_NOWAIT
         self._internal = INTERNAL
         self.opens_forwarded: set[int] = set()  # uniques of OPENs the relay will see an answer to
         self._handlers: dict[int, Callable[[int, int], bool]] = {
@@ -172,15 +173,22 @@ class Loop:
             except OSError:
                 return False
             self._opening.adopt(number, fd)
-        size = max(0, min(size, inode.size - offset))
-        try:
-            count = os.preadv(fd, [self._data[:size]], offset, os.RWF_NOWAIT)
-        except OSError:  # not in the page cache: a wait that belongs to another process
+        data = self._data[: max(0, min(size, inode.size - offset))]
+        if not self._read_from(fd, data, offset):
             return False
-        if count != size:
-            return False
-        self._device.reply(unique, self._data[:size])
+        self._device.reply(unique, data)
         return True
+
+    def _read_from(self, fd: int, data: memoryview, offset: int) -> bool:
+        """Fill `data` from memory; False when it is not there: a wait that belongs to another process."""
+        try:
+            return os.preadv(fd, [data], offset, self._read_flags) == len(data)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP or not self._read_flags:
+                return False
+            # Overlayfs, say: it cannot tell, and most of what is read is in memory.
+            self._read_flags = 0
+            return self._read_from(fd, data, offset)
 
     def _release(self, unique: int, number: int) -> bool:
         counted = bool(unique & wire.UNIQUE_RESEND) and self._opening.take_back(unique) < 0
