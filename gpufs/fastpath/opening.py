@@ -18,13 +18,17 @@ class Opening:
     """The open files of a mount as the kernel knows them; used by both threads.
 
     `passthrough` is whether files of the cache can be handed to the kernel. Where they cannot,
-    `file_of` has the descriptors that READ is answered from.
+    `file_of` has the descriptors that READ is answered from, and `close` is called with each of them at
+    the end.
     """
 
-    def __init__(self, device: Device, table: OpenTable, passthrough: bool) -> None:
+    def __init__(
+        self, device: Device, table: OpenTable, passthrough: bool, close: Callable[[int], None] = os.close
+    ) -> None:
         self._device = device
         self._table = table
         self._passthrough = passthrough
+        self._close = close
         self._files: dict[int, int] = {}
         self._in_doubt = table.doubts()
 
@@ -149,4 +153,4 @@ class Opening:
                 self._device.backing_close(entry.backing_id)
             fd = self._files.pop(inode, None)
             if fd is not None:
-                os.close(fd)
+                self._close(fd)

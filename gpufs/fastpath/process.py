@@ -19,6 +19,7 @@ from gpufs.fastpath.loop import REQUEST_SIZE, FilesystemGone, Loop
 from gpufs.fastpath.negotiation import LARGEST_READ, Agreement, agree
 from gpufs.fastpath.opening import Opening
 from gpufs.fastpath.opens import OpenTable
+from gpufs.fastpath.pages import PageDropper
 from gpufs.fastpath.relay import Relay
 from gpufs.fastpath.task import Task
 from gpufs.handoff.feed import Recorder
@@ -57,7 +58,9 @@ def main() -> int:
     recorder.send(time.time_ns())  # before the first request, so that it already knows of the passthrough
     pair.send(agreement.hello())
     pair.recv(REQUEST_SIZE)
-    opening = Opening(device, table, agreement.passthrough)
+    dropper = PageDropper()
+    dropper.start()
+    opening = Opening(device, table, agreement.passthrough, dropper.close)
     source_id = open_configured(config, Metrics()).id
     index = Index(objects.index_directory(source_id), source_id)
     own = Ownership(options.uid, options.gid, options.file_mode, options.dir_mode)

@@ -121,6 +121,38 @@ def test_a_cache_on(kind: str, mount: MountFactory, tmp_path: Path, data: dict[s
         detach(where)
 
 
+def resident(path: Path) -> int:
+    """Bytes of the files below `path` that are in memory."""
+    files = [str(p) for p in path.rglob("*") if p.is_file()]
+    done = subprocess.run(
+        ["fincore", "-bnr", "-o", "RES", *files], capture_output=True, text=True, check=True
+    )
+    return sum(map(int, done.stdout.split()))
+
+
+def test_what_is_read_is_in_memory_once(mount: MountFactory, tmp_path: Path, data: dict[str, bytes]) -> None:
+    """Without passthrough the mount's files are in memory, and those of the cache are not."""
+    where = tmp_path / "disk"
+    layers = [tmp_path / name for name in ("lower", "upper", "work")]
+    for directory in (where, *layers):
+        directory.mkdir()
+    options = f"lowerdir={layers[0]},upperdir={layers[1]},workdir={layers[2]}"
+    subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, where], check=True)
+    try:
+        mounted = mount(f"file://{tmp_path}/data", cache_dir=f"{where}/cache")
+        read_all(mounted.path, data)
+        os.sync()
+        drop_pages(mounted.path, data)
+        read_all(mounted.path, data)
+        total = sum(map(len, data.values()))
+        objects = layers[1] / "cache/objects"
+        wait_until(lambda: resident(objects) < total // 10, "the cache's own pages to be let go of", 10)
+        assert resident(mounted.path) >= total * 9 // 10
+        mounted.umount()
+    finally:
+        detach(where)
+
+
 def test_socket_buffers_that_cannot_be_large(
     mount: MountFactory, tmp_path: Path, data: dict[str, bytes]
 ) -> None:
