@@ -40,10 +40,11 @@ def run(args: argparse.Namespace) -> int:
         raise MountFailed(
             f"{where} has fast_path=off, which cannot be restarted in place; unmount and mount it"
         )
-    if not before["supervisor"]:
+    supervisor = before.get("supervisor", before["pids"][-1])  # an older daemon does not tell
+    if not supervisor:
         raise MountFailed(f"the supervisor of {where} has died; unmount and mount it")
     try:
-        os.kill(before["supervisor"], signal.SIGHUP)
+        os.kill(supervisor, signal.SIGHUP)
     except PermissionError as error:
         raise AccessDenied(f"{where} was mounted by uid {mount.owner}; restart it as that user") from error
     after, pause = _await_new(mount, before["pids"])

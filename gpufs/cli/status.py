@@ -94,7 +94,11 @@ def render(status: Status) -> str:
 def _fast_path(status: Status) -> str:
     if not status["fast_path"]:
         return "fast path off"
-    return "fast path on" if status["supervisor"] else "fast path on, no supervisor: a crash ends the mount"
+    return (
+        "fast path on"
+        if status.get("supervisor", 1)
+        else "fast path on, no supervisor: a crash ends the mount"
+    )
 
 
 def _examples(status: Status) -> str:

@@ -75,7 +75,7 @@ def _daemon_handle(mount: paths.Mount) -> int | None:
     try:
         pid = client.daemon_pid(mount)
         with suppress(NobodyListens, AccessDenied, DeadlineExceeded):
-            pid = client.call(mount, "status", timeout=_MOMENT_S)["supervisor"] or pid
+            pid = client.call(mount, "status", timeout=_MOMENT_S).get("supervisor") or pid
         return os.pidfd_open(pid)
     except (NobodyListens, AccessDenied, DeadlineExceeded, ProcessLookupError):
         return None
