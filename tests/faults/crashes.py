@@ -1,4 +1,4 @@
-"""Readers that verify everything and time every call, and a look at what a mount holds: for crash tests."""
+"""For crash tests: readers that verify everything and time every call, and what a mount holds."""
 
 from __future__ import annotations
 
@@ -38,24 +38,46 @@ def check(name, data):
     assert len(data) == files[name][0], f"{name}: {len(data)} bytes instead of {files[name][0]}"
     assert hashlib.md5(data).hexdigest() == files[name][1], f"wrong bytes in {name}"
 
+longest = [0.0, ""]
+
+def timed(call, *arguments):
+    began = time.monotonic()
+    try:
+        return call(*arguments)
+    finally:
+        if time.monotonic() - began > longest[0]:
+            longest[:] = time.monotonic() - began, f"{call.__name__} until {time.strftime('%T')}"
+
+def contents(fd):
+    pieces = [b""]
+    while piece := timed(os.pread, fd, 1 << 20, sum(map(len, pieces))):
+        pieces.append(piece)
+    return b"".join(pieces)
+
 def whole(chance):
     name = chance.choice(names)
-    with open(f"{root}/{name}", "rb", 0) as file:
-        check(name, file.read())
+    fd = timed(os.open, f"{root}/{name}", os.O_RDONLY)
+    try:
+        check(name, contents(fd))
         if chance.random() < 0.5:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        timed(os.close, fd)
 
 def mapped(chance):
     name = chance.choice(names)
-    with open(f"{root}/{name}", "rb", 0) as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
-        check(name, memory[:])
+    with timed(open, f"{root}/{name}", "rb", 0) as file:
+        memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    with memory:
+        slices = [slice(at, at + (1 << 18)) for at in range(0, len(memory), 1 << 18)]
+        check(name, b"".join(timed(memory.__getitem__, each) for each in slices))
 
 def names_of(chance):
     directory = os.path.dirname(chance.choice(names))
     expected = {n.rpartition("/")[2] for n in names if os.path.dirname(n) == directory}
-    assert set(os.listdir(f"{root}/{directory}")) == expected, directory
+    assert set(timed(os.listdir, f"{root}/{directory}")) == expected, directory
     name = chance.choice(names)
-    assert os.stat(f"{root}/{name}").st_size == files[name][0], name
+    assert timed(os.stat, f"{root}/{name}").st_size == files[name][0], name
 
 held = {}
 
@@ -64,17 +86,13 @@ def hold(chance):
     if len(held) == 6:
         os.close(held.pop(chance.choice(sorted(held))))
     if name not in held:
-        held[name] = os.open(f"{root}/{name}", os.O_RDONLY)
-    data = b""
-    while piece := os.pread(held[name], 1 << 20, len(data)):
-        data += piece
-    check(name, data)
+        held[name] = timed(os.open, f"{root}/{name}", os.O_RDONLY)
+    check(name, contents(held[name]))
 
 def read(seed):
-    chance, calls, longest, what, errors = random.Random(seed), 0, 0.0, "", []
+    chance, calls, errors = random.Random(seed), 0, []
     while not stopped:
         step = chance.choice((whole, whole, whole, mapped, names_of, hold))
-        began = time.monotonic()
         try:
             step(chance)
         except Exception as error:
@@ -82,12 +100,10 @@ def read(seed):
             if len(errors) > 20:
                 break
         calls += 1
-        if time.monotonic() - began > longest:
-            longest, what = time.monotonic() - began, f"{step.__name__} until {time.strftime('%T')}"
     for fd in held.values():
         os.close(fd)
-    line = json.dumps({"calls": calls, "longest": longest, "what": what, "errors": errors[:5]}) + "\\n"
-    os.write(1, line.encode())
+    told = {"calls": calls, "longest": longest[0], "what": longest[1], "errors": errors[:5]}
+    os.write(1, json.dumps(told).encode() + b"\\n")
     os._exit(0)
 
 children = []
@@ -283,10 +299,12 @@ def crash(
             evict(mounted, cold)
             moment(chance, 0.0, 1.5)
             kill(held.supervisor, *VICTIMS[number % 3])
-            moment(chance, 1.0, 1.5)
+            moment(chance, 1.5, 2.0)  # a call that meets two kills has two pauses
             wait_until(lambda: len(children(held.supervisor)) == 2, "both processes to run again")
     assert not load.errors
     assert mounted.log().count("starting both anew") - before >= kills
-    print(f"{kills} kills, {load.calls} calls, the longest {load.longest:.2f} s: {load.what}", flush=True)
+    print(
+        f"{kills} kills, {load.calls} files, the longest call {load.longest:.2f} s: {load.what}", flush=True
+    )
     held.assert_same()
     return load
