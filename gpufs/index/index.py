@@ -177,8 +177,11 @@ class Index:
         return list(dict.fromkeys(changes))  # a replaced name is among both
 
     def size_on_disk(self) -> int:
-        """Bytes the index takes on disk."""
-        return (self._directory / DATA_FILE).stat().st_blocks * 512
+        """Bytes the index takes on disk; 0 when its file was deleted behind our back."""
+        try:
+            return (self._directory / DATA_FILE).stat().st_blocks * 512
+        except FileNotFoundError:
+            return 0
 
     # Writing: one writer at a time, over all threads and processes; others wait for it.
 

@@ -196,6 +196,9 @@ def interpreter() -> tuple[str, dict[str, str]]:
     pytest.skip(f"no Python that others may run: neither {sys.executable} nor {system}")
 
 
+READ_ALL = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search")
+
+
 class ByUser:
     """Runs commands as an ordinary user who has a home and a run-time directory."""
 
@@ -209,7 +212,8 @@ class ByUser:
 
     def __call__(self, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *command],
+            # This Python may lie where only root can look: the one capability he keeps lets him read.
+            ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", *READ_ALL, *command],
             env=self.env,
             capture_output=True,
             text=True,
