@@ -143,7 +143,7 @@ def test_readers_of_cached_files_do_not_notice_a_filesystem_process_that_stands_
         beside = sum(pool.map(count, [3.0, 3.0]))
     # Twice the time and two threads: far more, were it not for a machine that others use too.
     assert beside > before
-    assert mounted.status()["opens"] >= before + beside
+    wait_until(lambda: mounted.count("opens") >= before + beside, "the feed to have told of all opens")
     mounted.umount()
 
 
