@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -15,6 +16,11 @@ from tests.mounts import tree_of as tree_of
 from tests.servers import FaultProxy, S3Endpoint, fault_proxy, moto_server, weed_binary, weed_server
 
 _number = itertools.count()
+
+
+def pytest_configure() -> None:
+    """Started in the background of a shell, we would ignore SIGINT, and so would every command we test."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
