@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import IO, cast
 
 from gpufs import systemd
@@ -68,10 +70,32 @@ def mount(
         say(note)
     # What systemd has kept of this mount is for the supervisor to judge.
     handed = foreground and options.fast_path != "off" and systemd.hands_over(os.environ)
-    config = MountConfig(absolute_source(source), _free_directory(mountpoint, handed), options)
-    _check_apart(config.source, config.mountpoint, str(options.cache_dir))
-    _check_fuse(options.allow_other)
-    return _serve_here(config) if foreground else _start_daemon(config)
+    with _alone_at(mountpoint):
+        config = MountConfig(absolute_source(source), _free_directory(mountpoint, handed), options)
+        _check_apart(config.source, config.mountpoint, str(options.cache_dir))
+        _check_fuse(options.allow_other)
+        if not foreground:
+            return _start_daemon(config)
+    return _serve_here(config)
+
+
+@contextmanager
+def _alone_at(mountpoint: str) -> Iterator[None]:
+    """Keep others from mounting on the same directory meanwhile: they wait, and find it taken.
+
+    The lock is on the directory itself, and never on what is mounted there: that may hang.
+    """
+    known = paths.all_mounts()
+    where, inside = paths.locate(mountpoint, known)
+    if inside is not None or any(m.mountpoint == where for m in known) or not os.path.isdir(where):
+        yield
+        return
+    fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def absolute_source(source: str) -> str:

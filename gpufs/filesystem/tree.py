@@ -22,6 +22,7 @@ from gpufs.errors import (
     RemoteFailed,
     VersionGone,
 )
+from gpufs.fetch.fetcher import FAILURE_HOLDS
 from gpufs.fetch.flight import SingleFlight
 from gpufs.fetch.workers import Workers
 from gpufs.index import ROOT, Change, Index, Inode, Listing
@@ -67,6 +68,7 @@ class Tree:
         self._workers = Workers(LISTING_THREADS)
         self._listings: SingleFlight[int, int] = SingleFlight(nursery)
         self._down_until = -math.inf
+        self._failed: dict[int, tuple[float, GpufsError]] = {}  # first listings that failed lately
         self._listed_singly = 0
         self._crawling = False
         self._stopping = False
@@ -188,7 +190,7 @@ class Tree:
         """List `directory` anew; while the source is down, what is known of it stays in force."""
         listed = self._index.listed(directory)
         if listed is None or not listed.complete:
-            await self._listings.run(directory, partial(self._list_for_lookup, directory))
+            await self._list_first(directory)
             return max(self.fresh_for(directory), 1.0)
         if trio.current_time() >= self._down_until:
             flight = self._listings.start(directory, partial(self._list_for_lookup, directory))
@@ -205,6 +207,22 @@ class Tree:
                 self._source_down(directory, DeadlineExceeded("no answer yet"))
         self._metrics.stale_served.add()
         return DOWN_PAUSE
+
+    async def _list_first(self, directory: int) -> None:
+        """List a directory of which nothing is known.
+
+        The kernel lets one program at a time look up a name in a directory. So when the source has
+        failed until its deadline, those behind are told at once, or each would wait for one more.
+        """
+        until, error = self._failed.get(directory, (-math.inf, None))
+        if error is not None and trio.current_time() < until:
+            raise error
+        try:
+            await self._listings.run(directory, partial(self._list_for_lookup, directory))
+        except (RemoteFailed, DeadlineExceeded) as failure:
+            self._failed[directory] = (trio.current_time() + FAILURE_HOLDS, failure)
+            raise
+        self._failed.pop(directory, None)
 
     def _source_down(self, directory: int, error: GpufsError) -> None:
         self._down_until = trio.current_time() + DOWN_PAUSE

@@ -207,3 +207,14 @@ def test_a_signal_while_the_mount_begins(dataset: Dataset, mount: MountFactory) 
             mounted.umount()
         wait_until(lambda: gone(mounted), "nothing to be left", 10)
     assert "Traceback" not in mounted.log()
+
+
+def test_a_process_that_hangs_can_be_restarted(dataset: Dataset, mount: MountFactory) -> None:
+    """A filesystem process that stands still answers no status; it is replaced all the same."""
+    mounted = mount(dataset.url, dataset.server).crawled()
+    filesystem, _, supervisor = mounted.pids()
+    os.kill(filesystem, signal.SIGSTOP)
+    done = mounted.command("restart", str(mounted.path))
+    assert done.returncode == 0, done.stderr
+    assert not alive(filesystem) and mounted.pids()[-1] == supervisor
+    read_all(mounted.path, dataset.objects)

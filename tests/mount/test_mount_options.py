@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpufs.control.paths import socket_path
-from tests.mounts import GPUFS, Mounted, MountFactory, alive, wait_until
+from tests.mounts import GPUFS, Mounted, MountFactory, alive, is_mounted, wait_until
 from tests.servers import S3Endpoint
 
 pytestmark = [
@@ -213,3 +213,15 @@ def test_mount_8_says_what_is_wrong(
         assert len(done.stderr.splitlines()) == 1
     system(mounted, "mount", "-s", "-t", "gpufs", source, mounted.path, "-f", "-o", "unknown_word,uid=1")
     assert os.listdir(mounted.path) == []
+
+
+def test_two_mounts_at_once_on_one_directory(source: str, weed: S3Endpoint, mount: MountFactory) -> None:
+    """One of them mounts, the other finds the directory taken: they never stack."""
+    mounted = mount(source, weed, start=False)
+    command = [*GPUFS, "mount", source, str(mounted.path), "-o", mounted.option_text()]
+    both = [subprocess.Popen(command, env=mounted.env, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    errors = [one.communicate(timeout=90)[1] for one in both]
+    assert sorted(one.returncode for one in both) == [0, 1]
+    assert sum("is a mount point already" in error for error in errors) == 1
+    mounted.umount()
+    assert not is_mounted(mounted.path)

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from gpufs.errors import AccessDenied, DeadlineExceeded, IndexUnwritable, NotFound, RemoteFailed, VersionGone
+from gpufs.fetch.fetcher import FAILURE_HOLDS
 from gpufs.filesystem.tree import CRAWL_AFTER, DOWN_PAUSE, PATIENCE, Tree
 from gpufs.index import ROOT, Change
 from gpufs.source.base import Kind
@@ -116,19 +117,27 @@ def test_lookups_in_one_directory_wait_for_one_listing(tmp_path: Path) -> None:
     assert source.lists == {b"": 1, b"d": 1}
 
 
-def test_a_failure_of_the_first_listing_is_the_readers_and_is_not_remembered(tmp_path: Path) -> None:
+def test_a_failure_of_the_first_listing_is_the_readers_and_is_soon_forgotten(tmp_path: Path) -> None:
+    """Those who queued behind the first, in the kernel, do not each wait for one more deadline."""
     source = FakeSource({"a": b"1"})
+    clock = trio.testing.MockClock()
 
     async def scene(world: World) -> None:
         for failure in (RemoteFailed("500"), DeadlineExceeded("silence"), AccessDenied("no")):
             source.failure = failure
             with pytest.raises(type(failure)):
                 await world.tree.lookup(ROOT, b"a")
+            asked = source.lists[b""]
+            if not isinstance(failure, AccessDenied):
+                with pytest.raises(type(failure)):
+                    await world.tree.lookup(ROOT, b"a")
+                assert source.lists[b""] == asked
+            clock.jump(1.1 * FAILURE_HOLDS)
         source.failure = None
         assert await world.find("a") is not None
         assert world.metrics.stale_served.value == 0
 
-    play(tmp_path, source, scene)
+    play(tmp_path, source, scene, clock=clock)
 
 
 @pytest.mark.parametrize("failure", [RemoteFailed("500"), DeadlineExceeded("silence"), AccessDenied("no")])
