@@ -8,7 +8,8 @@ from collections import OrderedDict
 import trio
 
 from gpufs.cache import CHUNK, Cache, Partial
-from gpufs.errors import DeadlineExceeded, GpufsError, RemoteFailed
+from gpufs.errors import DeadlineExceeded, RemoteFailed
+from gpufs.fetch.failures import RecentFailures
 from gpufs.fetch.flight import SingleFlight
 from gpufs.fetch.workers import Workers
 from gpufs.metrics import Metrics
@@ -18,7 +19,6 @@ DEMAND_THREADS = 64  # requests that a reader waits for, at once
 READ_AHEAD_THREADS = 32  # chunks fetched before they are asked for, at once
 FILL_THREADS = 8  # whole objects fetched before they are asked for, at once
 UNKEPT_BYTES = 256 << 20  # chunks held in memory because the cache could not take them
-FAILURE_HOLDS = 1.0  # seconds; the kernel asks at once again for what it failed to read ahead
 
 
 class Fetcher:
@@ -35,7 +35,7 @@ class Fetcher:
         self._filling: SingleFlight[bytes, None] = SingleFlight(nursery)
         self._chunks: SingleFlight[tuple[bytes, int], None] = SingleFlight(nursery)
         self._unkept = UnkeptChunks(UNKEPT_BYTES)
-        self._failed: dict[tuple[bytes, int], tuple[float, GpufsError]] = {}
+        self._failed: RecentFailures[tuple[bytes, int]] = RecentFailures()
 
     async def object(self, digest: bytes, ref: ObjectRef) -> int:
         """A descriptor of the whole object, which ends up in the cache when there is room."""
@@ -74,20 +74,13 @@ class Fetcher:
         while not partial.has(number):
             if (data := self._unkept.get(key)) is not None:
                 return data
-            self._raise_recent_failure(key)
+            self._failed.raise_for(key)
             try:
                 await self._chunks.run(key, lambda: self._chunk(self._demand, partial, digest, ref, number))
             except (RemoteFailed, DeadlineExceeded) as error:
-                self._failed[key] = (trio.current_time() + FAILURE_HOLDS, error)
+                self._failed.note(key, error)
                 raise
         return None
-
-    def _raise_recent_failure(self, key: tuple[bytes, int]) -> None:
-        if self._failed:
-            now = trio.current_time()
-            self._failed = {k: (until, error) for k, (until, error) in self._failed.items() if until > now}
-            if key in self._failed:
-                raise self._failed[key][1]
 
     async def ahead(self, partial: Partial, digest: bytes, ref: ObjectRef, number: int) -> None:
         """Like chunk(), before anybody asked; waits its turn behind the other read-ahead."""

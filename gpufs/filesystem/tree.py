@@ -22,7 +22,7 @@ from gpufs.errors import (
     RemoteFailed,
     VersionGone,
 )
-from gpufs.fetch.fetcher import FAILURE_HOLDS
+from gpufs.fetch.failures import RecentFailures
 from gpufs.fetch.flight import SingleFlight
 from gpufs.fetch.workers import Workers
 from gpufs.index import ROOT, Change, Index, Inode, Listing
@@ -68,7 +68,7 @@ class Tree:
         self._workers = Workers(LISTING_THREADS)
         self._listings: SingleFlight[int, int] = SingleFlight(nursery)
         self._down_until = -math.inf
-        self._failed: dict[int, tuple[float, GpufsError]] = {}  # first listings that failed lately
+        self._failed: RecentFailures[int] = RecentFailures()  # first listings
         self._listed_singly = 0
         self._crawling = False
         self._stopping = False
@@ -214,15 +214,12 @@ class Tree:
         The kernel lets one program at a time look up a name in a directory. So when the source has
         failed until its deadline, those behind are told at once, or each would wait for one more.
         """
-        until, error = self._failed.get(directory, (-math.inf, None))
-        if error is not None and trio.current_time() < until:
-            raise error
+        self._failed.raise_for(directory)
         try:
             await self._listings.run(directory, partial(self._list_for_lookup, directory))
         except (RemoteFailed, DeadlineExceeded) as failure:
-            self._failed[directory] = (trio.current_time() + FAILURE_HOLDS, failure)
+            self._failed.note(directory, failure)
             raise
-        self._failed.pop(directory, None)
 
     def _source_down(self, directory: int, error: GpufsError) -> None:
         self._down_until = trio.current_time() + DOWN_PAUSE

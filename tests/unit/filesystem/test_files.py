@@ -13,7 +13,7 @@ import trio.testing
 
 from gpufs.cache import CHUNK
 from gpufs.errors import DeadlineExceeded, IsADirectory, ObjectArchived, RemoteFailed, VersionGone
-from gpufs.fetch.fetcher import FAILURE_HOLDS
+from gpufs.fetch.failures import FAILURE_HOLDS
 from gpufs.fetch.readahead import MAX_WINDOW
 from gpufs.index import ROOT, Change
 from tests.unit.filesystem.helpers import BIG, FakeSource, World, content, descriptors, play

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from gpufs.errors import AccessDenied, DeadlineExceeded, IndexUnwritable, NotFound, RemoteFailed, VersionGone
-from gpufs.fetch.fetcher import FAILURE_HOLDS
+from gpufs.fetch.failures import FAILURE_HOLDS
 from gpufs.filesystem.tree import CRAWL_AFTER, DOWN_PAUSE, PATIENCE, Tree
 from gpufs.index import ROOT, Change
 from gpufs.source.base import Kind
