@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,13 +37,27 @@ def test_each_stop_counts_and_a_restart_is_one(signals: Signals) -> None:
     assert (signals.stops, signals.restart) == (2, True)
 
 
-def test_signals_that_are_held_back_come_later(signals: Signals) -> None:
-    """None is lost, and none kills, while one supervisor becomes the next."""
-    signals.hold_back()
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert not signals.take()
-    signals.listen()
-    assert signals.take() and signals.stops == 1
+def test_signals_that_are_held_back_come_later() -> None:
+    """None is lost, and none kills, while one supervisor (a process of one thread) becomes the next."""
+    before = """
+import os, signal, sys
+from gpufs.lives import Signals
+signals = Signals()
+signals.listen()
+signals.hold_back()
+os.kill(os.getpid(), signal.SIGTERM)
+assert not signals.take()
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+    after = """
+from gpufs.lives import Signals
+signals = Signals()
+signals.listen()
+assert signals.take() and signals.stops == 1
+print("came later")
+"""
+    done = subprocess.run([sys.executable, "-c", before, after], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "came later\n", done.stderr
 
 
 def test_a_stop_ends_a_pause(signals: Signals) -> None:
