@@ -38,6 +38,21 @@ class Metrics:
         self.corrupt_entries = Counter()  # cache entries whose checksum did not match
         self.stale_served = Counter()  # listings served past their ttl, the source being down
 
+        self._counters = {name: c for name, c in vars(self).items() if isinstance(c, Counter)}
+        self._told = [0] * len(self._counters)
+        self._telling = threading.Lock()
+
     def snapshot(self) -> dict[str, int]:
         """All counters by name."""
-        return {name: c.value for name, c in vars(self).items() if isinstance(c, Counter)}
+        return {name: counter.value for name, counter in self._counters.items()}
+
+    def growth(self) -> tuple[int, ...]:
+        """By what each counter has grown since the last call: for the add_growth() of another process."""
+        with self._telling:
+            before, self._told = self._told, [counter.value for counter in self._counters.values()]
+            return tuple(now - then for now, then in zip(self._told, before, strict=True))
+
+    def add_growth(self, grown: tuple[int, ...]) -> None:
+        for counter, amount in zip(self._counters.values(), grown, strict=True):
+            if amount:
+                counter.add(amount)

@@ -22,16 +22,17 @@ from gpufs.cache import Cache
 from gpufs.control import paths
 from gpufs.control.server import Handler, serve
 from gpufs.errors import GpufsError, IndexUnwritable, MountFailed, NotFound
+from gpufs.fetch.client import FetchProcess
 from gpufs.fetch.fetcher import Fetcher
-from gpufs.fetch.fill import EpochFill
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem import fuse, kernel
 from gpufs.filesystem.files import Files
 from gpufs.filesystem.tree import Tree
 from gpufs.filesystem.xattrs import Attributes
 from gpufs.handoff.feed import MESSAGE_SIZE, unpack
-from gpufs.handoff.report import report_to, setup_logging
+from gpufs.handoff.report import report_to
 from gpufs.index import ROOT, Change, Index
+from gpufs.logs import setup_logging
 from gpufs.metrics import Metrics
 from gpufs.mounting import shown_source
 from gpufs.options import MountConfig
@@ -78,6 +79,7 @@ class Mount:
             metrics=self.metrics,
         )
         self._index = Index(self._cache.index_directory(self._source.id), self._source.id)
+        self._objects = FetchProcess(config.to_json(), self.metrics)
         self._tree: Tree
         self._workers: Workers
         self._index_users: list[Tree | Workers] = []
@@ -96,6 +98,7 @@ class Mount:
                 raise error from None
             raise
         finally:
+            self._objects.close()  # before the cache: the last who uses it leaves it clean
             if all(used.join(JOIN_PATIENCE) for used in self._index_users):
                 self._index.close()
             else:  # it survives that; closing it under somebody's hands would hang
@@ -120,9 +123,7 @@ class Mount:
                 await self._workers.run(self._source.check)
                 await tree.lookup(ROOT, b"")
             fetcher = Fetcher(self._source, self._cache, self.metrics, nursery)
-            fill = EpochFill(self._index, self._cache, fetcher, self.metrics)
-            nursery.start_soon(fill.run)
-            files = Files(tree, self._cache, fetcher, self.metrics, nursery, fill.missed)
+            files = Files(tree, self._cache, fetcher, self._objects.object, self.metrics, nursery)
             options = self._config.options
             operations = fuse.Operations(
                 tree,
@@ -186,13 +187,18 @@ class Mount:
             if device := paths.device_of(mountpoint):
                 kernel.tune(device)
         ready()
-        await workers.run(self._index.prefault)
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._objects.run, lambda: self._scan_cache(nursery))
+            await workers.run(self._index.prefault)
             if self._source.abilities.flat_listing and not self._index.crawled():
                 nursery.start_soon(self._tree.crawl)
             nursery.start_soon(workers.run, self._cache.scrub, lambda: False)
             if not self._resumed:  # else the kernel may still use inodes that have lost their names
                 nursery.start_soon(workers.run, self._drop_orphans)
+
+    def _scan_cache(self, nursery: trio.Nursery) -> None:
+        self._cache.owe_scan()
+        nursery.start_soon(self._workers.run, self._cache.scrub, lambda: False)
 
     def _drop_orphans(self) -> None:
         """Worker thread: what earlier mounts have left in the index for those who had it open."""
@@ -215,6 +221,7 @@ class Mount:
         return {"status": self._status, "refresh": self._refresh, "evict": self._evict}
 
     async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
+        await self._objects.settle()
         totals, usage = self._index.totals(), self._cache.usage()
         return self.metrics.snapshot() | {
             "source": self._config.source,
@@ -248,7 +255,8 @@ class Mount:
 
     def _pids(self) -> list[int]:
         """Every process behind the mount, this one first, the supervisor last."""
-        return [pid for pid in (os.getpid(), self._fastpath_pid, self._supervisor()) if pid]
+        pids = os.getpid(), self._fastpath_pid, self._objects.pid, self._supervisor()
+        return [pid for pid in pids if pid]
 
     async def _refresh(self, request: dict[str, Any]) -> dict[str, Any]:
         result = await self._tree.refresh(_path(request))
@@ -257,6 +265,7 @@ class Mount:
         return dict(result)
 
     async def _evict(self, request: dict[str, Any]) -> dict[str, Any]:
+        await self._objects.settle()  # or what it has just kept would come back into the catalogue
         return await self._workers.run(self._evict_below, _path(request))
 
     def _evict_below(self, path: bytes) -> dict[str, int]:

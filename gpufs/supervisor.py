@@ -28,8 +28,9 @@ from gpufs.errors import GpufsError, MountFailed
 from gpufs.fastpath.negotiation import LARGEST_READ
 from gpufs.fastpath.opens import TABLE_SIZE
 from gpufs.filesystem import kernel
-from gpufs.handoff.report import report_to, setup_logging
+from gpufs.handoff.report import report_to
 from gpufs.lives import MODULES, Lives, Signals, Stopped, describe
+from gpufs.logs import setup_logging
 from gpufs.mounting import mount, mount_as_user, open_device, shown_source, unmount
 from gpufs.options import MountConfig
 from gpufs.systemd import Systemd

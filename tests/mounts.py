@@ -22,7 +22,7 @@ from tests.servers import S3Endpoint
 
 GPUFS = [sys.executable, "-m", "gpufs"]
 MNT_DETACH = 2
-DAEMON = re.compile(rb"gpufs\.(service|supervisor|fastpath)")
+DAEMON = re.compile(rb"gpufs\.(service|supervisor|fastpath|fetch)")
 UNEXPECTED = re.compile(r"level=(ERROR|CRITICAL)|Traceback", re.MULTILINE)
 
 
@@ -80,8 +80,8 @@ class Mounted:
         detach(self.path)
 
     def pids(self) -> list[int]:
-        """The processes behind the mount: filesystem, and with a fast path that one and the supervisor."""
-        count = 1 if self.options["fast_path"] == "off" else 3
+        """Behind the mount: filesystem, fast path, fetch and supervisor; with "off" the first and third."""
+        count = 2 if self.options["fast_path"] == "off" else 4
         wait_until(lambda: len(self.status()["pids"]) == count, "all processes to be known")
         return list(self.status()["pids"])
 

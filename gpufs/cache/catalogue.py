@@ -241,6 +241,15 @@ class Catalogue:
             old = self._get(digest)
             self._change(digest, old, entry)
 
+    def put_new(self, digest: bytes, entry: Entry) -> None:
+        """Like put(), when nothing is held of it yet, which spares a look into LMDB.
+
+        Should there be something, it is counted twice until the next flush.
+        """
+        with self._lock:
+            old = self._pending.changes.get(digest) or self._flushing.changes.get(digest)
+            self._change(digest, old, entry)
+
     def remove(self, digest: bytes, only: Entry) -> None:
         """Forget `digest` if its entry still is `only`, and not one published meanwhile."""
         with self._lock:

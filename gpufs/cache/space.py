@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -21,6 +22,9 @@ _UNFLUSHED = 256 * _MIB
 # Evicted at once, so that not every newcomer has to evict.
 _BATCH = 256 * _MIB
 _BATCH_FOR_DISK = 32 * _MIB
+# How long a count of what all processes keep is believed, and no longer than for as many bytes as
+# each of them may keep without telling.
+_COUNT_SECONDS = 0.1
 # How long and for how many bytes one statvfs(2) is believed.
 _MEASURE_SECONDS = 1.0
 _MEASURE_BYTES = 4 * _MIB
@@ -49,8 +53,8 @@ class Space:
         self._used = used
         self._lock = threading.Lock()
         self._in_flight = 0
-        self._budget = 0
-        self._measured = float("-inf")
+        self._room = self._recount_at = self._budget = 0
+        self._counted = self._measured = float("-inf")
         self._spent = 0
 
     @property
@@ -66,12 +70,20 @@ class Space:
         """Take room for `size` bytes in flight, if there is; to be given back by release()."""
         charge = charge_of(size)
         with self._lock:
-            if self._used() + self._in_flight + charge > self._usable or self._disk_budget(charge) < charge:
+            if self._room_for(charge) < charge or self._disk_budget(charge) < charge:
                 return False
             self._in_flight += charge
+            self._room -= charge
             self._budget -= charge
             self._spent += charge
             return True
+
+    def fits(self, size: int) -> bool:
+        """Whether reserve() would succeed now. OSError is for reserve() to raise."""
+        charge = charge_of(size)
+        with self._lock, contextlib.suppress(OSError):
+            return self._room_for(charge) >= charge and self._disk_budget(charge) >= charge
+        return False
 
     def release(self, size: int) -> None:
         """The bytes are no longer in flight: they are in the catalogue, or nowhere."""
@@ -102,7 +114,20 @@ class Space:
     def forget_measure(self) -> None:
         """Space was freed: measure again at the next question."""
         with self._lock:
-            self._measured = float("-inf")
+            self._measured = self._counted = float("-inf")
+
+    def _room_for(self, wanted: int) -> int:
+        """Bytes the cache's own limit leaves: as counted, less all that was reserved since.
+
+        Counting is a read of the catalogue; done for each reservation, under the lock, it kept
+        the threads of a busy process waiting for one another.
+        """
+        now = time.monotonic()
+        if self._room < max(wanted, self._recount_at) or now - self._counted > _COUNT_SECONDS:
+            self._room = self._usable - self._used() - self._in_flight
+            self._recount_at = self._room - self.unflushed_limit
+            self._counted = now
+        return self._room
 
     def _disk_budget(self, wanted: int) -> int:
         now = time.monotonic()

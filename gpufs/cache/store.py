@@ -132,6 +132,15 @@ class Cache:
         """Whether the whole object is here, without counting as a use of it."""
         return self._layout.has_object(digest)
 
+    @property
+    def verifying(self) -> bool:
+        """Whether there may be entries that rescue() would give."""
+        return self._unverified.waiting
+
+    def fits(self, size: int) -> bool:
+        """Whether publish() of so many bytes would find room without evicting anything."""
+        return self._space.fits(size)
+
     def rescue(self, digest: bytes) -> int | None:
         """Like open_object for an entry that must be verified first. Reads all of it: a worker thread."""
         fd = None if self._closed.is_set() else self._unverified.rescue(digest)
@@ -171,7 +180,9 @@ class Cache:
                 unlink(path)
         else:
             entry = Entry(len(data), content_hash(data), time.time_ns(), Kind.OBJECT, source)
-            self._catalogue.put(digest, entry)
+            # Of what waits to be verified there is an entry already.
+            put = self._catalogue.put if self._unverified.waiting else self._catalogue.put_new
+            put(digest, entry)
         return fd
 
     def _aside(self, data: memoryview) -> int:
@@ -207,6 +218,10 @@ class Cache:
     def evict(self, digest: bytes) -> int:
         """Remove an object, or what is there of it; bytes freed. Open descriptors stay readable."""
         return self._eviction.remove(digest)
+
+    def owe_scan(self) -> None:
+        """Another process that shares the directory has died: what it told the catalogue last is missing."""
+        self._owes_scan = True
 
     def scrub(self, stop: Callable[[], bool]) -> None:
         """What is owed after an unclean end: scan the files, verify what waits. For a background thread.

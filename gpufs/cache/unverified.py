@@ -31,6 +31,13 @@ class Unverified:
         # Nothing is ever added while the directory is in use: once empty, it stays so.
         self._waiting = layout.unverified.exists()
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there is any; another process may verify them too."""
+        if self._waiting:
+            self._waiting = self._layout.unverified.exists()
+        return self._waiting
+
     def rescue(self, digest: bytes) -> int | None:
         """Verify one entry; its descriptor when it is good. No system call when nothing waits."""
         if not self._waiting:

@@ -23,8 +23,9 @@ from gpufs.fastpath.pages import PageDropper
 from gpufs.fastpath.relay import Relay
 from gpufs.fastpath.task import Task
 from gpufs.handoff.feed import Recorder
-from gpufs.handoff.report import READY, setup_logging
+from gpufs.handoff.report import READY
 from gpufs.index import Index
+from gpufs.logs import setup_logging
 from gpufs.metrics import Metrics
 from gpufs.options import MountConfig
 from gpufs.source import open_configured

@@ -1,8 +1,7 @@
-"""Fetching objects and chunks from the source into the cache."""
+"""Chunks of large objects: from the source into the cache."""
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 
 import trio
@@ -17,12 +16,11 @@ from gpufs.source.base import ObjectRef, Source
 
 DEMAND_THREADS = 64  # requests that a reader waits for, at once
 READ_AHEAD_THREADS = 32  # chunks fetched before they are asked for, at once
-FILL_THREADS = 8  # whole objects fetched before they are asked for, at once
 UNKEPT_BYTES = 256 << 20  # chunks held in memory because the cache could not take them
 
 
 class Fetcher:
-    """Brings bytes of one source into the cache; each object and chunk is fetched once at a time."""
+    """Brings chunks of one source into the cache, each once at a time."""
 
     def __init__(self, source: Source, cache: Cache, metrics: Metrics, nursery: trio.Nursery) -> None:
         self._source = source
@@ -30,32 +28,9 @@ class Fetcher:
         self._metrics = metrics
         self._demand = Workers(DEMAND_THREADS)
         self._ahead = Workers(READ_AHEAD_THREADS)
-        self._fill = Workers(FILL_THREADS)
-        self._demanded: set[bytes] = set()  # objects that readers wait for
-        self._filling: SingleFlight[bytes, None] = SingleFlight(nursery)
         self._chunks: SingleFlight[tuple[bytes, int], None] = SingleFlight(nursery)
         self._unkept = UnkeptChunks(UNKEPT_BYTES)
         self._failed: RecentFailures[tuple[bytes, int]] = RecentFailures()
-
-    async def object(self, digest: bytes, ref: ObjectRef) -> int:
-        """A descriptor of the whole object, which ends up in the cache when there is room."""
-        if digest in self._filling:  # it is on its way already
-            await self._filling.join(digest)
-            fd = self._cache.open_object(digest)
-            if fd is not None:
-                return fd
-        self._demanded.add(digest)
-        try:
-            return await self._demand.run(self._fetch_object, digest, ref)
-        finally:
-            self._demanded.discard(digest)
-
-    async def ahead_object(self, digest: bytes, ref: ObjectRef) -> bool:
-        """Have the whole object in the cache before anybody asked; False when somebody has by now."""
-        if digest in self._demanded or digest in self._filling:
-            return False
-        await self._filling.run(digest, lambda: self._fill.run(self._keep_object, digest, ref))
-        return True
 
     async def uncached(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
         """Bytes straight from the source, for when the cache's copy turned out to be damaged."""
@@ -94,15 +69,6 @@ class Fetcher:
         data = await workers.run(self._fetch_chunk, partial, ref, number)
         if data is not None:
             self._unkept.put((digest, number), data)
-
-    def _fetch_object(self, digest: bytes, ref: ObjectRef) -> int:
-        fd = self._cache.rescue(digest)
-        if fd is None:
-            fd = self._cache.publish(digest, self._source.read(ref, 0, ref.size))
-        return fd
-
-    def _keep_object(self, digest: bytes, ref: ObjectRef) -> None:
-        os.close(self._fetch_object(digest, ref))
 
     def _fetch_chunk(self, partial: Partial, ref: ObjectRef, number: int) -> memoryview | None:
         offset = number * CHUNK

@@ -8,86 +8,92 @@ is room: nothing is evicted for what nobody has asked for yet.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
-
-import trio
+from enum import Enum
+from typing import NamedTuple
 
 from gpufs.cache import CHUNK, Cache
 from gpufs.errors import GpufsError
-from gpufs.fetch.fetcher import Fetcher
 from gpufs.index import Index, Inode
-from gpufs.metrics import Metrics
 from gpufs.source.base import Kind, ObjectRef
 
 SHARE = 0.02  # of a directory's files missed, that starts its fill
 FEWEST = 8  # misses in one directory; fewer say nothing about a job
-TASKS = 8  # objects fetched at once
 ROOM = 0.95  # of the cache's limit that a fill may use
 BATCH = 256  # names taken from the index at a time
 
 log = logging.getLogger("gpufs.fill")
 
 
-class EpochFill:
-    """Fills directories, one after the other; lives in the trio thread."""
+class Wanted(NamedTuple):
+    """An object to have before anybody asks."""
 
-    def __init__(self, index: Index, cache: Cache, fetcher: Fetcher, metrics: Metrics) -> None:
+    digest: bytes
+    ref: ObjectRef
+    directory: int
+
+
+class Later(Enum):
+    LATER = 0
+
+
+LATER = Later.LATER
+
+
+class EpochFill:
+    """Says what to fetch in advance, directory after directory. One thread; never waits."""
+
+    def __init__(self, index: Index, cache: Cache) -> None:
         self._index = index
         self._cache = cache
-        self._fetcher = fetcher
-        self._metrics = metrics
-        self._misses: dict[int, int] = {}  # directory -> files missed in it; -1 once it was filled
-        self._wanted, self._next = trio.open_memory_channel[int](1024)
+        self._directories: dict[int, _Directory] = {}
+        self._queue: deque[int] = deque()
+        self._missing: Iterator[Wanted | Later] = iter(())
 
     def missed(self, inode: Inode) -> None:
         """A reader had to wait for this file."""
-        directory = inode.parent
-        count = self._misses.get(directory, 0)
-        if count < 0:
-            return
-        self._misses[directory] = count = count + 1
-        if count >= FEWEST and count >= SHARE * self._files(directory, int(count / SHARE) + 1):
-            try:
-                self._wanted.send_nowait(directory)
-            except trio.WouldBlock:
-                return  # the next miss will ask again
-            self._misses[directory] = -1
+        directory = self._directories.setdefault(inode.parent, _Directory())
+        directory.misses += 1
+        if not directory.wanted and directory.misses >= FEWEST and self._enough(inode.parent, directory):
+            directory.wanted = True
+            self._queue.append(inode.parent)
 
-    async def run(self) -> None:
-        """Fill what is wanted, for ever."""
-        async for directory in self._next:
-            missing = self._missing(directory)
-            filled = self._metrics.prefetched.value
-            try:
-                async with trio.open_nursery() as nursery:
-                    for _ in range(TASKS):
-                        nursery.start_soon(self._fill, missing)
-            except* GpufsError as group:
-                log.info("filling the cache in advance was given up: %s", group.exceptions[0])
-                self._misses.pop(directory, None)  # the readers' next misses start it again
-            log.debug("filled directory %d: %d files", directory, self._metrics.prefetched.value - filled)
+    def next(self) -> Wanted | Later | None:
+        """What to fetch next; None for nothing. LATER: there is more, but do something else first."""
+        while (wanted := next(self._missing, None)) is None:
+            if not self._queue:
+                return None
+            self._missing = self._missing_of(self._queue.popleft())
+        return wanted
 
-    async def _fill(self, missing: Iterator[Inode]) -> None:
-        for inode in missing:
-            path = self._index.path(inode.number)
-            if await self._fetcher.ahead_object(inode.digest, ObjectRef(path, inode.version, inode.size)):
-                self._metrics.prefetched.add()
+    def failed(self, directory: int, error: GpufsError) -> None:
+        """An object of the directory could not be had: its fill is given up."""
+        if self._directories.pop(directory, None) is not None:  # the readers' next misses start it again
+            log.info("filling the cache in advance was given up: %s", error)
 
-    def _files(self, directory: int, most: int) -> int:
-        """How many files the directory has, counted up to `most` at least."""
-        count, after = 0, None
-        while count < most and (batch := self._index.children(directory, after, BATCH)):
-            count += sum(child.kind is Kind.FILE for child in batch)
-            after = batch[-1].name
-        return count
+    def _enough(self, number: int, directory: _Directory) -> bool:
+        """Whether the share was missed. Counts files only as far as that takes, each once."""
+        while directory.files * SHARE <= directory.misses:
+            batch = self._index.children(number, directory.counted, BATCH)
+            if not batch:
+                return True
+            directory.files += sum(child.kind is Kind.FILE for child in batch)
+            directory.counted = batch[-1].name
+        return False
 
-    def _missing(self, directory: int) -> Iterator[Inode]:
-        """The small files of the directory that are not here; ends when the cache has no more room."""
+    def _missing_of(self, number: int) -> Iterator[Wanted | Later]:
+        """The small files of a directory that are not here; ends when the cache has no more room."""
+        directory = self._directories[number]
+        path = self._index.path(number)
+        below = path + b"/" if path else b""
         after = None
-        while batch := self._index.children(directory, after, BATCH):
+        while batch := self._index.children(number, after, BATCH):
             usage = self._cache.usage()
             room = usage.limit * ROOM - usage.bytes
             for child in batch:
+                if self._directories.get(number) is not directory:  # given up
+                    return
                 if (
                     child.kind is Kind.FILE
                     and 0 < child.size <= CHUNK
@@ -96,5 +102,20 @@ class EpochFill:
                     room -= child.size
                     if room < 0:
                         return
-                    yield child
+                    yield Wanted(
+                        child.digest, ObjectRef(below + child.name, child.version, child.size), number
+                    )
             after = batch[-1].name
+            yield LATER
+
+
+class _Directory:
+    """What was missed in a directory, and how far its files were counted."""
+
+    __slots__ = ("counted", "files", "misses", "wanted")
+
+    def __init__(self) -> None:
+        self.misses = 0
+        self.files = 0
+        self.counted: bytes | None = None  # the last name that was counted
+        self.wanted = False

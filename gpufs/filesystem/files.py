@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -70,12 +70,13 @@ class Files:
         tree: Tree,
         cache: Cache,
         fetcher: Fetcher,
+        whole_object: Callable[[int], Awaitable[int]],
         metrics: Metrics,
         nursery: trio.Nursery,
-        on_miss: Callable[[Inode], None] = lambda inode: None,
     ) -> None:
+        """`whole_object` gives a descriptor of all of a small inode's bytes, see FetchProcess.object."""
         self._tree = tree
-        self._on_miss = on_miss
+        self._whole_object = whole_object
         self._cache = cache
         self._fetcher = fetcher
         self._metrics = metrics
@@ -182,14 +183,13 @@ class Files:
     async def _open_missing(self, file: OpenFile) -> None:
         if file.inode.number not in self._opening:
             file.users += 1  # the flight's own: it may outlive all who wait for it
-            self._on_miss(file.inode)
         await self._opening.run(file.inode.number, lambda: self._fetch(file))
 
     async def _fetch(self, file: OpenFile) -> None:
         inode = file.inode
         try:
             if inode.size <= CHUNK:
-                file.hold(await self._fetcher.object(inode.digest, self._ref(inode)))
+                file.hold(await self._whole_object(inode.number))
             else:
                 file.partial = await self._fetcher.open_partial(inode.digest, inode.size)
                 file.read_ahead = ReadAhead(file.partial.chunks)

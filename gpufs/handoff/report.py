@@ -1,4 +1,4 @@
-"""How a daemon of gpufs tells its parent that it is ready, or why it is not; and how it logs."""
+"""How a daemon of gpufs tells its parent that it is ready, or why it is not."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from gpufs.errors import GpufsError
 READY, FAILED = "ready", "failed: "
 
 log = logging.getLogger("gpufs")
-
-
-def setup_logging(level: str) -> None:
-    """Log to stderr, one key=value line per event."""
-    logging.basicConfig(
-        level=level.upper(),
-        format="time=%(asctime)s level=%(levelname)s logger=%(name)s msg=%(message)s",
-    )
 
 
 def report_to(ready_fd: int, work: Callable[[Callable[[], None]], int]) -> int:

@@ -9,10 +9,10 @@ Values that come by the million are named tuples: a frozen dataclass takes three
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Kind(IntEnum):
@@ -88,6 +88,29 @@ class Abilities:
     pins_versions: bool
 
 
+class Downloads(Protocol):
+    """Whole objects, many at once, by one thread that waits for all of them together.
+
+    For small objects, where a thread for each costs more than the object. What does not simply
+    succeed is not explained here, but to be read() then.
+    """
+
+    def fileno(self) -> int:
+        """Readable when turn() has something to do."""
+
+    def timeout(self) -> float | None:
+        """Seconds after which turn() has something to do in any case."""
+
+    def start(self, ref: ObjectRef, ticket: Any) -> bool:
+        """Begin to fetch; False when this object must be read()."""
+
+    def turn(self) -> Sequence[tuple[Any, memoryview | None]]:
+        """The tickets of those that have come, with all their bytes or None. Never waits."""
+
+    def intact(self, ref: ObjectRef, data: memoryview) -> bool:
+        """Whether the bytes match the source's checksum, where there is one; in any thread."""
+
+
 # Source.list hides the builtin inside the class.
 Batch = list[Page]
 
@@ -125,12 +148,19 @@ class Source(Protocol):
     def key(self, path: bytes) -> bytes:
         """What the source itself calls `path`, for people: an object's full key, a file's absolute path."""
 
-    def read(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
+    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
         """Exactly `length` bytes of that version from `offset` (0 <= offset, offset+length <= size).
 
         Checked against the source's checksum where the whole object is read and there is one.
         Raises VersionGone when the version is no longer there, ObjectArchived, AccessDenied,
-        RemoteFailed, DeadlineExceeded. Never returns fewer, more or other bytes.
+        RemoteFailed, DeadlineExceeded. Never returns fewer, more or other bytes. `spent`: seconds that
+        a failed attempt by other means took, as a part of the deadline.
         """
+
+    def prepare(self) -> None:
+        """Do in advance what the first read would have to wait for. What fails is left to that."""
+
+    def downloads(self) -> Downloads | None:
+        """The way to many whole objects at once, where there is a better one than read()."""
 
     def close(self) -> None: ...

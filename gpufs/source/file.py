@@ -133,7 +133,13 @@ class FileSource:
     def key(self, path: bytes) -> bytes:
         return os.path.join(self._root, path) if path else self._root
 
-    def read(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
+    def prepare(self) -> None:
+        pass
+
+    def downloads(self) -> None:
+        return None
+
+    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
         *parents, name = _components(ref.path) or [b"."]
         with self._request(ref.path, gone=_REPLACED):
             parent = self._open_directory(parents)

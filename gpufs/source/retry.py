@@ -52,18 +52,23 @@ class Retry:
         *,
         repair: Callable[[GpufsError], bool] | None = None,
         deadline: float | None = None,
+        spent: float = 0.0,
     ) -> T:
         """The result of `attempt(seconds left)`, which must not take longer than the seconds it is given.
 
         An attempt raises Transient to be repeated after a wait; any GpufsError is final, unless
         `repair` returns True for it (say, after renewing credentials): then the attempt is repeated
         at once. Raises DeadlineExceeded when the last failure before the deadline was a timeout,
-        RemoteFailed when it was anything else; both name `what` and the last failure.
+        RemoteFailed when it was anything else; both name `what` and the last failure. `spent`: seconds
+        that a first attempt took, somewhere else, which failed.
         """
-        start = self._clock()
+        start = self._clock() - spent
         budget = self._deadline if deadline is None else deadline
-        left = budget
         tries = repairs = 0
+        if spent:
+            tries = 1
+            self._sleep(self._jitter() * _BASE)
+        left = budget - (self._clock() - start)
         while True:
             tries += 1
             self._metrics.remote_requests.add()

@@ -80,7 +80,7 @@ def test_umount_from_outside_ends_everything(dataset: Dataset, mount: MountFacto
     mounted = mount(dataset.url, dataset.server)
     pids = mounted.pids()
     subprocess.run(["umount", mounted.path], check=True)
-    wait_until(lambda: not any(map(alive, pids)), "all three processes to end", 10)
+    wait_until(lambda: not any(map(alive, pids)), "all processes to end", 10)
     assert gone(mounted)
 
 
@@ -103,7 +103,7 @@ def test_without_its_supervisor_a_mount_goes_on(dataset: Dataset, mount: MountFa
     wait_until(lambda: not alive(pids[-1]), "the supervisor to end")
     read_all(mounted.path, dataset.objects)
     status = mounted.status()
-    assert (status["supervisor"], status["pids"]) == (0, pids[:2])
+    assert (status["supervisor"], status["pids"]) == (0, pids[:3])
     assert "no supervisor" in mounted.command("status", str(mounted.path)).stdout
     done = mounted.command("restart", str(mounted.path))
     assert done.returncode == 1 and "supervisor" in done.stderr and done.stderr.count("\n") == 1
@@ -212,7 +212,7 @@ def test_a_signal_while_the_mount_begins(dataset: Dataset, mount: MountFactory) 
 def test_a_process_that_hangs_can_be_restarted(dataset: Dataset, mount: MountFactory) -> None:
     """A filesystem process that stands still answers no status; it is replaced all the same."""
     mounted = mount(dataset.url, dataset.server).crawled()
-    filesystem, _, supervisor = mounted.pids()
+    filesystem, *_, supervisor = mounted.pids()
     os.kill(filesystem, signal.SIGSTOP)
     done = mounted.command("restart", str(mounted.path))
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import quote, quote_from_bytes
@@ -16,6 +17,7 @@ from gpufs.source.retry import Retry, Transient
 
 from .checksum import etag_is_keyed, is_md5, looks_like_md5, matches_stored
 from .credentials import Credentials
+from .downloads import S3Downloads, Way
 from .listing import Listed, Listing, NotAListing, parse_listing
 from .location import Location, configured_endpoint, configured_region, locate, open_session
 from .objects import Objects, modified_ns
@@ -36,10 +38,14 @@ _CHECK_DEADLINE = 15.0  # seconds: a person waits for `gpufs mount`
 class _Link:
     """What it takes to talk to the bucket, for one region and one generation of credentials."""
 
-    location: Location
+    way: Way
     signed: SignedClient
     objects: Objects
     generation: int
+
+    @property
+    def location(self) -> Location:
+        return self.way.location
 
 
 class S3Source:
@@ -136,7 +142,18 @@ class S3Source:
     def key(self, path: bytes) -> bytes:
         return self._base + path
 
-    def read(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
+    def prepare(self) -> None:
+        with suppress(GpufsError, Transient):
+            self._connect(_CHECK_DEADLINE)
+
+    def downloads(self) -> S3Downloads:
+        def way() -> Way | None:
+            link = self._link
+            return link.way if link is not None else None
+
+        return S3Downloads(way, self.key, self._intact, self._metrics)
+
+    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
         if length == 0:
             return memoryview(b"")
         key = self._base + ref.path
@@ -147,11 +164,11 @@ class S3Source:
             except NotFound as error:
                 raise VersionGone(f"{Subject(self._bucket, key)} was deleted") from error
             self._metrics.remote_bytes.add(length)
-            if length == ref.size and self._md5_known and looks_like_md5(ref.version):
+            if length == ref.size and not self._intact(ref, data):
                 self._verify(link, key, data, ref.version)
             return data
 
-        return self._run(f"reading {Subject(self._bucket, key)}", attempt)
+        return self._run(f"reading {Subject(self._bucket, key)}", attempt, spent=spent)
 
     def close(self) -> None:
         with self._lock:
@@ -210,10 +227,12 @@ class S3Source:
             raise NotADirectory(f"{Subject(self._bucket, key)} is an object")
         raise NotFound(f"{Subject(self._bucket, key)} does not exist")
 
+    def _intact(self, ref: ObjectRef, data: memoryview) -> bool:
+        """False when the ETag looks like an MD5 and is not that of `data`."""
+        return not (self._md5_known and looks_like_md5(ref.version)) or is_md5(data, ref.version)
+
     def _verify(self, link: _Link, key: bytes, data: memoryview, etag: str) -> None:
-        """Raise Transient when the server's checksums say that `data` are other bytes."""
-        if is_md5(data, etag):
-            return
+        """Raise Transient when the server's other checksums say too that `data` are other bytes."""
         self._metrics.remote_requests.add()
         answer = link.signed.send("HEAD", link.location.url(key), {"x-amz-checksum-mode": "ENABLED"}, 5.0)
         matches = matches_stored(data, answer.headers) if answer.status == 200 else None
@@ -237,7 +256,13 @@ class S3Source:
 
     # -- connection
 
-    def _run(self, what: str, attempt: Callable[[_Link, float], T], deadline: float | None = None) -> T:
+    def _run(
+        self,
+        what: str,
+        attempt: Callable[[_Link, float], T],
+        deadline: float | None = None,
+        spent: float = 0.0,
+    ) -> T:
         used: _Link | None = None
 
         def once(left: float) -> T:
@@ -248,7 +273,7 @@ class S3Source:
         def repair(error: GpufsError) -> bool:
             return used is not None and self._repair(error, used)
 
-        return self._retry.run(what, once, repair=repair, deadline=deadline)
+        return self._retry.run(what, once, repair=repair, deadline=deadline, spent=spent)
 
     def _connect(self, left: float) -> _Link:
         link = self._link
@@ -270,7 +295,7 @@ class S3Source:
                 pays = self._settings.requester_pays
                 signed = SignedClient(location, self._credentials, pays)
                 objects = Objects(location, self._credentials, pays, signed)
-                self._link = _Link(location, signed, objects, generation)
+                self._link = _Link(Way(location, self._credentials, pays), signed, objects, generation)
             return self._link
         finally:
             self._lock.release()

@@ -181,7 +181,7 @@ class Rig:
             async with trio.open_nursery() as nursery:
                 nothing = cast(Any, None)
                 tree = Tree(nothing, self.index, self.ttl, self.metrics, nursery, nothing)
-                files = Files(tree, self.cache, nothing, self.metrics, nursery)
+                files = Files(tree, self.cache, nothing, nothing, self.metrics, nursery)
                 xattrs = Attributes(tree, self.cache, lambda path: path, SOURCE)
                 operations = Operations(tree, files, xattrs, self.index, self.view)
                 try:

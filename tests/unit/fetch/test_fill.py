@@ -1,18 +1,15 @@
-"""Epoch fill: the rest of a directory comes by itself once a job has missed enough of it."""
+"""Epoch fill: the rest of a directory is wanted once a job has missed enough of it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trio
-import trio.testing
 
 from gpufs.cache import Cache
 from gpufs.errors import RemoteFailed
-from gpufs.fetch.fetcher import Fetcher
-from gpufs.fetch.fill import FEWEST, SHARE, EpochFill
+from gpufs.fetch.fill import BATCH, FEWEST, LATER, ROOM, SHARE, EpochFill, Wanted
 from gpufs.index import ROOT, Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.options import Size
@@ -22,24 +19,9 @@ FILES = 40
 SIZE = 1000
 
 
-class CountingSource:
-    """Gives every object as zeros and remembers what it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[bytes] = []
-        self.broken = False
-
-    def read(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
-        self.asked.append(ref.path)
-        if self.broken:
-            raise RemoteFailed("down")
-        return memoryview(bytes(length))
-
-
 class World:
     def __init__(self, directory: Path, cache_size: int) -> None:
         self.metrics = Metrics()
-        self.source = CountingSource()
         self.cache = Cache(
             directory / "cache",
             cache_size=Size(bytes=cache_size),
@@ -47,14 +29,26 @@ class World:
             metrics=self.metrics,
         )
         self.index = Index(self.cache.index_directory("source"), "source")
+        self.fill = EpochFill(self.index, self.cache)
 
     def add(self, count: int, size: int = SIZE) -> list[Inode]:
-        entries = [Entry(b"%04d" % n, Kind.FILE, size, 1, f"v{n}") for n in range(count)]
+        entries = [Entry(b"%06d" % n, Kind.FILE, size, 1, f"v{n}") for n in range(count)]
         with self.index.write() as writer:
             listing = writer.begin(ROOT, 1)
             writer.add(listing, Page(b"", entries, [], True))
             writer.finish(listing)
         return self.index.children(ROOT, None, count)
+
+    def wanted(self) -> Iterator[Wanted]:
+        """All that is wanted now."""
+        while (item := self.fill.next()) is not None:
+            if isinstance(item, Wanted):
+                yield item
+
+    def keep(self, inode: Inode) -> None:
+        import os
+
+        os.close(self.cache.publish(inode.digest, memoryview(bytes(inode.size))))
 
     def close(self) -> None:
         self.index.close()
@@ -68,117 +62,62 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def run(world: World, scene: Callable[[EpochFill], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            fetcher = Fetcher(world.source, world.cache, world.metrics, nursery)  # type: ignore[arg-type]
-            fill = EpochFill(world.index, world.cache, fetcher, world.metrics)
-            nursery.start_soon(fill.run)
-            await scene(fill)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+def miss(world: World, inodes: list[Inode]) -> None:
+    for inode in inodes:
+        world.fill.missed(inode)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(30):
-        while not condition():
-            await trio.sleep(0.005)
-
-
-def test_a_directory_is_filled_after_a_few_misses_and_each_file_fetched_once(world: World) -> None:
+def test_after_a_few_misses_all_that_is_not_here_is_wanted_once(world: World) -> None:
     files = world.add(FILES)
-
-    async def scene(fill: EpochFill) -> None:
-        for inode in files[:FEWEST]:
-            fill.missed(inode)
-        await until(lambda: world.metrics.prefetched.value == FILES)
-        for inode in files:  # nothing is fetched again
-            fill.missed(inode)
-        await trio.testing.wait_all_tasks_blocked(0.05)
-
-    run(world, scene)
-    assert sorted(world.source.asked) == [inode.name for inode in files]
-    assert all(world.cache.has_object(inode.digest) for inode in files)
+    for inode in files[:FEWEST]:
+        world.keep(inode)
+    miss(world, files[:FEWEST])
+    expected = [Wanted(i.digest, ObjectRef(i.name, i.version, i.size), ROOT) for i in files[FEWEST:]]
+    assert list(world.wanted()) == expected
+    miss(world, files)
+    assert list(world.wanted()) == []
 
 
-def test_fewer_misses_start_nothing(world: World) -> None:
-    files = world.add(FILES)
-
-    async def scene(fill: EpochFill) -> None:
-        for inode in files[: FEWEST - 1]:
-            fill.missed(inode)
-        await trio.testing.wait_all_tasks_blocked(0.05)
-
-    run(world, scene)
-    assert world.source.asked == []
+def test_fewer_misses_say_nothing(world: World) -> None:
+    miss(world, world.add(FILES)[: FEWEST - 1])
+    assert world.fill.next() is None
 
 
 def test_of_a_large_directory_a_share_must_have_been_missed(world: World) -> None:
-    count = int(2 * FEWEST / SHARE)
+    count = int(4 * FEWEST / SHARE)
     files = world.add(count)
-
-    async def scene(fill: EpochFill) -> None:
-        for inode in files[: 2 * FEWEST - 1]:
-            fill.missed(inode)
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        assert world.source.asked == []
-        fill.missed(files[-1])
-        await until(lambda: world.metrics.prefetched.value == count)
-
-    run(world, scene)
+    miss(world, files[: 4 * FEWEST - 1])
+    assert world.fill.next() is None
+    world.fill.missed(files[-1])
+    assert len(list(world.wanted())) == count
 
 
-def test_it_evicts_nothing(tmp_path: Path) -> None:
-    """A fill stops when the room is used up; what readers asked for stays."""
-    world = World(tmp_path, 1 << 20)
+def test_it_wants_no_more_than_there_is_room_for(tmp_path: Path) -> None:
+    """Nothing is to be evicted for what nobody has asked for yet."""
     size = 64 << 10
-    files = world.add(40, size)
-
-    async def scene(fill: EpochFill) -> None:
-        for inode in files[:FEWEST]:
-            fill.missed(inode)
-        await until(lambda: world.metrics.prefetched.value > 0)
-        await trio.testing.wait_all_tasks_blocked(0.2)
-
+    world = World(tmp_path, 20 * size)
     try:
-        run(world, scene)
-        assert 0 < world.metrics.prefetched.value * size < 1 << 20
-        assert world.metrics.evictions.value == 0
+        miss(world, world.add(FILES, size)[:FEWEST])
+        assert len(list(world.wanted())) == int(20 * ROOM)
     finally:
         world.close()
 
 
-def test_a_source_that_fails_ends_the_fill_and_a_later_miss_begins_it_again(world: World) -> None:
+def test_a_failure_ends_the_fill_and_later_misses_begin_it_again(world: World) -> None:
     files = world.add(FILES)
-    world.source.broken = True
-
-    async def scene(fill: EpochFill) -> None:
-        for inode in files[:FEWEST]:
-            fill.missed(inode)
-        await until(lambda: len(world.source.asked) > 0)
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        assert len(world.source.asked) < FILES
-        world.source.broken = False
-        for inode in files[:FEWEST]:
-            fill.missed(inode)
-        await until(lambda: world.metrics.prefetched.value == FILES)
-
-    run(world, scene)
+    miss(world, files[:FEWEST])
+    assert isinstance(world.fill.next(), Wanted)
+    world.fill.failed(ROOT, RemoteFailed("down"))
+    world.fill.missed(files[0])  # one miss begins nothing, and does not let the old one go on
+    assert list(world.wanted()) == []
+    miss(world, files[1:FEWEST])
+    assert len(list(world.wanted())) == FILES
 
 
-def test_a_reader_who_wants_what_is_on_its_way_waits_for_that(world: World) -> None:
-    (inode,) = world.add(1)
-
-    async def scene(fill: EpochFill) -> None:
-        import os
-
-        async with trio.open_nursery() as nursery:
-            fetcher = Fetcher(world.source, world.cache, world.metrics, nursery)  # type: ignore[arg-type]
-            ref = ObjectRef(b"0000", inode.version, inode.size)
-            nursery.start_soon(fetcher.ahead_object, inode.digest, ref)
-            await trio.lowlevel.checkpoint()
-            os.close(await fetcher.object(inode.digest, ref))
-
-    run(world, scene)
-    assert len(world.source.asked) == 1
+def test_whoever_asks_gets_a_pause_now_and_then(world: World) -> None:
+    """A large directory that is here already must not keep the thread from its readers."""
+    files = world.add(3 * BATCH)
+    for inode in files:
+        world.keep(inode)
+    miss(world, files[: int(len(files) * SHARE) + 1])
+    assert [world.fill.next() for _ in range(4)] == [LATER, LATER, LATER, None]

@@ -17,6 +17,7 @@ import trio.testing
 from gpufs.cache import CHUNK, Cache, Limit
 from gpufs.errors import NotADirectory, NotFound, VersionGone
 from gpufs.fetch.fetcher import Fetcher
+from gpufs.fetch.workers import Workers
 from gpufs.filesystem.files import Files
 from gpufs.filesystem.tree import Tree
 from gpufs.index import ROOT, Change, Index, Inode
@@ -125,7 +126,13 @@ class FakeSource:
     def key(self, path: bytes) -> bytes:
         return path
 
-    def read(self, ref: ObjectRef, offset: int, length: int) -> memoryview:
+    def prepare(self) -> None:
+        pass
+
+    def downloads(self) -> None:
+        return None
+
+    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
         self.reads.append((ref.path, offset, length))
         self._enter("read", offset)
         data = self.objects.get(ref.path)
@@ -179,7 +186,19 @@ class World:
         self.changes: list[Change] = []
         self.tree = Tree(source, index, ttl, metrics, nursery, self.changes.append, now_ns)
         self.fetcher = Fetcher(source, cache, metrics, nursery)
-        self.files = Files(self.tree, cache, self.fetcher, metrics, nursery)
+        self._workers = Workers(8)
+        self.files = Files(self.tree, cache, self.fetcher, self.whole_object, metrics, nursery)
+
+    async def whole_object(self, number: int) -> int:
+        """What the fetch process does, in a thread."""
+        inode = self.index.get(number)
+        assert inode is not None
+        return await self._workers.run(self._fetch, inode)
+
+    def _fetch(self, inode: Inode) -> int:
+        ref = ObjectRef(self.index.path(inode.number), inode.version, inode.size)
+        fd = self.cache.rescue(inode.digest)
+        return self.cache.publish(inode.digest, self.source.read(ref, 0, ref.size)) if fd is None else fd
 
     async def find(self, path: str) -> Inode | None:
         """Walk to `path` by lookups, as the kernel does."""

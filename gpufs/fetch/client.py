@@ -1,0 +1,173 @@
+"""The filesystem process's end of the fetch process: starting it, asking it, starting it again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+
+from gpufs.errors import GpufsError, RemoteFailed
+from gpufs.fetch.messages import MESSAGE_SIZE, SETTLE, pack_request, unpack_answer
+from gpufs.metrics import Metrics
+
+END_PATIENCE = 5.0  # seconds the process has to put things away
+PAUSE = 0.5  # seconds before it is started again
+MOST_TRIES = 3  # processes that may end over one request
+
+log = logging.getLogger("gpufs.fetch")
+
+
+class FetchProcess:
+    """Whole objects, fetched by a process of their own. Lives in the trio thread; close() after its end.
+
+    When the process dies another one takes over what was asked of it.
+    """
+
+    def __init__(self, config: str, metrics: Metrics) -> None:
+        """`config`: the mount's, as MountConfig.to_json() gives it."""
+        self._config = config
+        self._metrics = metrics
+        self._near, self._far = _socket_pair()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: dict[int, _Request] = {}
+        self._last = 0
+        self._sending = trio.Lock()
+
+    @property
+    def pid(self) -> int:
+        """0 while there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    async def object(self, inode: int) -> int:
+        """A descriptor of the inode's whole object, the caller's to close. Raises what fetching raises."""
+        (fd,) = await self._ask(inode)
+        return fd
+
+    async def settle(self) -> None:
+        """Have all that was fetched so far counted, and seen in the cache's catalogue by other processes."""
+        if self._process is not None:
+            await self._ask(SETTLE)
+
+    async def run(self, died: Callable[[], None]) -> None:
+        """Keep the process running and take its answers, for ever. `died` is called when it has ended."""
+        while True:
+            self._process = await trio.to_thread.run_sync(self._start)
+            await self._take_answers()
+            status = await trio.to_thread.run_sync(self._process.wait)
+            log.warning("the fetch process ended (status %d) and is started again", status)
+            self._process = None
+            died()
+            self._near.close()
+            self._near, self._far = _socket_pair()
+            for number, request in list(self._requests.items()):
+                request.tries += 1
+                if request.tries == MOST_TRIES:
+                    failure = RemoteFailed("three processes have ended while they fetched it; see the log")
+                    self._finish(number, [], failure)
+            await trio.sleep(PAUSE)
+            for number, request in list(self._requests.items()):
+                if request.tries:  # else it was made meanwhile, and sent already
+                    await self._send(pack_request(number, request.inode))
+
+    def close(self) -> None:
+        """End the process; it gives up what it was at."""
+        self._near.close()
+        self._far.close()
+        if self._process is not None:
+            try:
+                self._process.wait(END_PATIENCE)
+            except subprocess.TimeoutExpired:
+                log.warning("the fetch process does not end: it is killed")
+                self._process.kill()
+                self._process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._far as far:
+            process = subprocess.Popen(
+                # -P: what lies in the current directory must not be imported.
+                [sys.executable, "-P", "-m", "gpufs.fetch.process", str(far.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=[far.fileno()],
+                process_group=0,  # signals from a terminal are for its parent, with which it ends
+            )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(self._config.encode())
+        return process
+
+    async def _ask(self, inode: int) -> list[int]:
+        """The descriptors that came with the answer."""
+        self._last = number = self._last + 1
+        request = self._requests[number] = _Request(inode)
+        try:
+            await self._send(pack_request(number, inode))
+            await request.answered.wait()
+        except BaseException:
+            self._requests.pop(number, None)
+            _close(request.fds)
+            raise
+        if request.error is not None:
+            raise request.error
+        return request.fds
+
+    async def _send(self, message: bytes) -> None:
+        """Does nothing when the process has died: run() sends again what was not answered."""
+        try:
+            self._near.send(message)
+        except BlockingIOError:
+            async with self._sending:
+                with suppress(OSError):
+                    await trio.lowlevel.wait_writable(self._near)
+                    self._near.send(message)
+        except OSError:
+            pass
+
+    async def _take_answers(self) -> None:
+        """Until the process ends."""
+        while True:
+            await trio.lowlevel.wait_readable(self._near)
+            with suppress(BlockingIOError):
+                while True:
+                    message, fds, _, _ = socket.recv_fds(self._near, MESSAGE_SIZE, 1, socket.MSG_CMSG_CLOEXEC)
+                    if not message:
+                        return
+                    number, grown, error = unpack_answer(message)
+                    self._metrics.add_growth(grown)
+                    self._finish(number, fds, error)
+
+    def _finish(self, number: int, fds: list[int], error: GpufsError | None) -> None:
+        request = self._requests.pop(number, None)
+        if request is None:  # who asked was cancelled
+            _close(fds)
+            return
+        request.fds, request.error = fds, error
+        request.answered.set()
+
+
+class _Request:
+    __slots__ = ("answered", "error", "fds", "inode", "tries")
+
+    def __init__(self, inode: int) -> None:
+        self.inode = inode
+        self.tries = 0  # processes that have ended over it
+        self.answered = trio.Event()
+        self.fds: list[int] = []
+        self.error: GpufsError | None = None
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Ours, which never blocks, and the process's."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    near.setblocking(False)
+    return near, far

@@ -1,0 +1,186 @@
+"""Whole objects: from the source into the cache, each once at a time, those that readers wait for first.
+
+One thread does it all but what may wait. With a thread for each object, as many as there are at once,
+the threads' getting in one another's way cost more than the objects (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from gpufs.cache import Cache
+from gpufs.errors import GpufsError, RemoteFailed
+from gpufs.fetch.fill import LATER, EpochFill, Wanted
+from gpufs.index import Inode
+from gpufs.metrics import Metrics
+from gpufs.source.base import ObjectRef, Source
+
+THREADS = 64  # that may wait
+AT_ONCE = 32  # objects on their way, beyond which none is fetched in advance
+INLINE = 256 << 10  # bytes of an object that this thread checks and keeps itself
+
+log = logging.getLogger("gpufs.fetch")
+
+# Told who asked and what came of it: a descriptor of all the bytes, or why there is none.
+Answer = Callable[[int, int | None, GpufsError | None], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """One object on its way."""
+
+    digest: bytes
+    ref: ObjectRef
+    asked: list[int] = field(default_factory=list)  # who waits for it
+    directory: int | None = None  # whose fill it belongs to
+    started: float = field(default_factory=time.monotonic)
+
+
+class Objects:
+    """Lives in one thread: whoever calls one method calls them all, and turn() again and again."""
+
+    def __init__(
+        self, source: Source, cache: Cache, fill: EpochFill, metrics: Metrics, answer: Answer
+    ) -> None:
+        """`answer` must not keep the descriptor."""
+        self._source = source
+        self._cache = cache
+        self._fill = fill
+        self._metrics = metrics
+        self._answer = answer
+        self._flights: dict[bytes, _Flight] = {}
+        self._more_to_fill = False
+        self._threads = ThreadPoolExecutor(THREADS, "gpufs fetch")
+        self._results: deque[Callable[[], None]] = deque()  # of the threads
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.epoll()
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._downloads = source.downloads()
+        if self._downloads is not None:
+            self._poll.register(self._downloads.fileno(), select.EPOLLIN)
+        self._threads.submit(source.prepare)
+
+    def fileno(self) -> int:
+        """Readable when turn() has something to do."""
+        return self._poll.fileno()
+
+    def timeout(self) -> float | None:
+        """Seconds after which turn() has something to do in any case."""
+        if self._more_to_fill and len(self._flights) < AT_ONCE:
+            return 0
+        return self._downloads.timeout() if self._downloads is not None else None
+
+    def demand(self, asker: int, path: bytes, inode: Inode) -> None:
+        """A reader waits for this object: `answer` will be told."""
+        self._fill.missed(inode)
+        flight = self._flights.get(inode.digest)
+        if flight is not None:
+            flight.asked.append(asker)
+            return
+        fd = self._cache.open_object(inode.digest)  # it may have come since the reader looked
+        if fd is not None:
+            self._answer(asker, fd, None)
+            os.close(fd)
+            return
+        self._start(_Flight(inode.digest, ObjectRef(path, inode.version, inode.size), [asker]))
+
+    def in_thread(self, asker: int, work: Callable[[], None]) -> None:
+        """Do `work`, which may wait, and tell `answer` then."""
+
+        def run() -> Callable[[], None]:
+            work()
+            return lambda: self._answer(asker, None, None)
+
+        self._submit(run)
+
+    def turn(self) -> None:
+        """Take what has come, and fetch in advance as long as there is room on the way."""
+        for fd, _ in self._poll.poll(0):
+            if fd == self._wake:
+                os.eventfd_read(self._wake)
+        while self._results:
+            self._results.popleft()()
+        if self._downloads is not None:
+            for flight, data in self._downloads.turn():
+                self._arrived(flight, data)
+        self._fill_up()
+
+    def _fill_up(self) -> None:
+        self._more_to_fill = True
+        while len(self._flights) < AT_ONCE:
+            wanted = self._fill.next()
+            if not isinstance(wanted, Wanted):
+                self._more_to_fill = wanted is LATER
+                return
+            if wanted.digest not in self._flights:
+                self._start(_Flight(wanted.digest, wanted.ref, directory=wanted.directory))
+
+    def _start(self, flight: _Flight) -> None:
+        self._flights[flight.digest] = flight
+        if self._downloads is None or self._cache.verifying or not self._downloads.start(flight.ref, flight):
+            self._submit(lambda: self._fetch(flight, 0.0))
+
+    def _arrived(self, flight: _Flight, data: memoryview | None) -> None:
+        assert self._downloads is not None
+        if data is None:  # whatever it was: reading it the long way will tell, or succeed
+            spent = time.monotonic() - flight.started
+            self._submit(lambda: self._fetch(flight, spent))
+        elif len(data) > INLINE or not self._cache.fits(len(data)):
+            self._submit(lambda: self._keep(flight, data))
+        else:
+            self._keep(flight, data)()
+
+    def _submit(self, work: Callable[[], Callable[[], None]]) -> None:
+        """Do `work` in another thread, and what it returns in this one."""
+
+        def run() -> None:
+            self._results.append(work())
+            os.eventfd_write(self._wake, 1)
+
+        self._threads.submit(run)
+
+    # -- in any thread; what they return is for the one
+
+    def _keep(self, flight: _Flight, data: memoryview) -> Callable[[], None]:
+        assert self._downloads is not None
+        if self._downloads.intact(flight.ref, data):
+            fd = self._cache.publish(flight.digest, data)
+            return lambda: self._landed(flight, fd, None)
+        spent = time.monotonic() - flight.started
+        return lambda: self._submit(lambda: self._fetch(flight, spent))
+
+    def _fetch(self, flight: _Flight, spent: float) -> Callable[[], None]:
+        """May wait. `spent`: seconds that a first attempt took."""
+        try:
+            fd = self._cache.rescue(flight.digest)
+            if fd is None:
+                data = self._source.read(flight.ref, 0, flight.ref.size, spent=spent)
+                fd = self._cache.publish(flight.digest, data)
+            return lambda: self._landed(flight, fd, None)
+        except GpufsError as error:
+            failure = error
+        except Exception as error:
+            log.exception("fetching %r failed", flight.ref.path)
+            failure = RemoteFailed(f"an error in gpufs itself: {error!r}")
+        return lambda: self._landed(flight, None, failure)
+
+    # -- in the one again
+
+    def _landed(self, flight: _Flight, fd: int | None, error: GpufsError | None) -> None:
+        del self._flights[flight.digest]
+        for asker in flight.asked:
+            self._answer(asker, fd, error)
+        if fd is not None:
+            os.close(fd)
+        if flight.directory is not None:
+            if error is None:
+                self._metrics.prefetched.add()
+            else:
+                self._fill.failed(flight.directory, error)

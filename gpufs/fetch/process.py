@@ -1,0 +1,108 @@
+"""`python -m gpufs.fetch.process FD`: the fetch process, with its configuration on stdin.
+
+Whole objects are fetched here and not in the filesystem process: there fetching and answering the
+kernel kept each other waiting for the interpreter (docs/decisions.md).
+It serves the requests that come through the socket FD and ends when that is closed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from gpufs.cache import Cache
+from gpufs.errors import GpufsError, VersionGone
+from gpufs.fetch.fill import EpochFill
+from gpufs.fetch.messages import MESSAGE_SIZE, SETTLE, pack_answer, unpack_request
+from gpufs.fetch.objects import Objects
+from gpufs.index import Index
+from gpufs.logs import setup_logging
+from gpufs.metrics import Metrics
+from gpufs.options import MountConfig
+from gpufs.source import open_configured
+
+REQUESTS_PER_TURN = 64
+
+
+class Service:
+    """Answers the requests that come through a socket."""
+
+    def __init__(self, config: MountConfig, sock: socket.socket) -> None:
+        options = config.options
+        self._socket = sock
+        self._metrics = Metrics()
+        source = open_configured(config, self._metrics)
+        self._cache = Cache(
+            Path(options.cache_dir),
+            cache_size=options.cache_size,
+            min_free=options.min_free,
+            metrics=self._metrics,
+        )
+        self._index = Index(self._cache.index_directory(source.id), source.id)
+        fill = EpochFill(self._index, self._cache)
+        self._objects = Objects(source, self._cache, fill, self._metrics, self._answer)
+
+    def run(self) -> None:
+        """Until nobody can ask any more. What is on its way then is given up."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._objects, select.POLLIN)
+        with suppress(ConnectionError):
+            while True:
+                timeout = self._objects.timeout()
+                for fd, _ in poll.poll(None if timeout is None else math.ceil(timeout * 1000)):
+                    if fd == self._socket.fileno() and not self._take_requests():
+                        raise ConnectionResetError
+                self._objects.turn()
+
+    def close(self) -> None:
+        self._cache.close()
+
+    def _take_requests(self) -> bool:
+        """False when there will be no more."""
+        for _ in range(REQUESTS_PER_TURN):
+            try:
+                message = self._socket.recv(MESSAGE_SIZE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            if not message:
+                return False
+            number, inode = unpack_request(message)
+            if inode == SETTLE:
+                self._objects.in_thread(number, self._cache.flush)
+            else:
+                self._demand(number, inode)
+        return True
+
+    def _demand(self, number: int, inode_number: int) -> None:
+        inode = self._index.get(inode_number)
+        if inode is None:
+            self._answer(number, None, VersionGone(f"inode {inode_number} is no longer in the index"))
+        else:
+            self._objects.demand(number, self._index.path(inode_number), inode)
+
+    def _answer(self, number: int, fd: int | None, error: GpufsError | None) -> None:
+        message = pack_answer(number, self._metrics.growth(), error)
+        socket.send_fds(self._socket, [message], [] if fd is None else [fd])
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # it ends with the process that started it
+    config = MountConfig.from_json(sys.stdin.read())
+    setup_logging(config.options.log_level)
+    service = Service(config, socket.socket(fileno=int(sys.argv[1])))
+    service.run()
+    service.close()
+    # Threads that wait for the source would keep the interpreter; what they bring nobody wants.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
