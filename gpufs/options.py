@@ -46,6 +46,10 @@ class Size:
         if (self.bytes is None) == (self.percent is None):
             raise ValueError("a Size is either bytes or percent")
 
+    def in_bytes(self, disk: int) -> int:
+        """Of a disk of so many bytes."""
+        return int(disk * self.percent / 100) if self.percent is not None else self.bytes or 0
+
 
 _LETTERS = "KMGTP"
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -46,8 +46,8 @@ class Space:
         """`used` gives the bytes charged for all that is kept."""
         disk = os.statvfs(root)
         total = disk.f_blocks * disk.f_frsize
-        self.limit = _in_bytes(cache_size, total)
-        self._min_free = _in_bytes(min_free, total)
+        self.limit = cache_size.in_bytes(total)
+        self._min_free = min_free.in_bytes(total)
         self._usable = self.limit - min(self.limit // 32, _MARGIN)
         self._root = root
         self._used = used
@@ -139,9 +139,3 @@ class Space:
             self._measured = now
             self._spent = 0
         return self._budget
-
-
-def _in_bytes(limit: Limit, total: int) -> int:
-    if limit.percent is not None:
-        return int(total * limit.percent / 100)
-    return limit.bytes or 0

@@ -13,13 +13,14 @@ from typing import IO, cast
 
 from gpufs import systemd
 from gpufs.cli import mounts
-from gpufs.cli.output import say
+from gpufs.cli.output import say, size_text
 from gpufs.control import paths
 from gpufs.errors import MountFailed, UsageError
-from gpufs.options import MountConfig, Settings, describe, parse_options, read_config, split_options
+from gpufs.options import MountConfig, Options, Settings, describe, parse_options, read_config, split_options
 
 _MAX_LOG = 10 << 20  # a longer log is put aside (one generation) when the next daemon starts
 _LOG_TAIL = 4096
+_CHUNK = 4 << 20  # as gpufs.cache.checksum has it, which takes a mount too long to import
 
 EPILOG = """\
 examples:
@@ -74,6 +75,7 @@ def mount(
         config = MountConfig(absolute_source(source), _free_directory(mountpoint, handed), options)
         _check_apart(config.source, config.mountpoint, str(options.cache_dir))
         _check_fuse(options.allow_other)
+        _warn_of_no_room(options)
         if not foreground:
             return _start_daemon(config)
     return _serve_here(config)
@@ -99,8 +101,9 @@ def _alone_at(mountpoint: str) -> Iterator[None]:
 
 
 def absolute_source(source: str) -> str:
-    """A plain path made absolute, because the daemon works in `/`; an address as it is."""
-    return source if "://" in source else os.path.abspath(source)
+    """A plain path made absolute, because the daemon works in `/`; an address, even a wrong one, as it is."""
+    address = "://" in source or source.lower().startswith(("s3:", "file:"))
+    return source if address else os.path.abspath(source)
 
 
 def _free_directory(mountpoint: str, handed: bool = False) -> str:
@@ -169,6 +172,27 @@ def _is_inside(path: str, directory: str) -> bool:
         if path == "/":
             return False
         path = os.path.dirname(path)
+
+
+def _warn_of_no_room(options: Options) -> None:
+    """Limits under which nothing, or hardly anything, is ever kept are obeyed, but nobody means them."""
+    there = next(filter(os.path.exists, (options.cache_dir, *options.cache_dir.parents)), "/")
+    try:
+        disk = os.statvfs(there)
+    except OSError:
+        return  # the daemon will see
+    total = disk.f_blocks * disk.f_frsize
+    if options.min_free.in_bytes(total) >= total:
+        say("min_free leaves the cache nothing of its disk: nothing will be kept, every open fetches anew")
+        return
+    room = options.cache_size.in_bytes(total)
+    if room == 0:
+        say("cache_size is 0: nothing will be kept, every open fetches anew")
+    elif room - room // 32 < _CHUNK:  # the cache keeps a margin
+        say(
+            f"cache_size is {size_text(room)}, which has no room for one piece of {size_text(_CHUNK)}: "
+            "only smaller files will be kept"
+        )
 
 
 def _check_fuse(allow_other: bool) -> None:

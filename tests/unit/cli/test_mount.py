@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gpufs.cache.checksum import CHUNK
 from gpufs.cli import main, mount, mounts
 from gpufs.control import paths
 from gpufs.control.paths import Mount
@@ -170,6 +171,41 @@ def test_words_without_effect_are_told(
 ) -> None:
     assert main(["mount", "s3://b", str(data), "-o", "suid,_netdev"]) == 0
     assert capsys.readouterr().err == "gpufs: option 'suid' has no effect\n"
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ("cache_size=0", "cache_size is 0: nothing will be kept"),
+        ("cache_size=1k", "cache_size is 1.00 KiB, which has no room for one piece of 4.00 MiB"),
+        ("cache_size=4MiB", "no room for one piece"),
+        ("min_free=100%", "min_free leaves the cache nothing"),
+        ("min_free=1000PB", "min_free leaves the cache nothing"),
+    ],
+)
+def test_limits_that_leave_the_cache_nothing_are_told(
+    limits: str, says: str, data: Path, no_daemon: list[MountConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are obeyed all the same. What a small cache may be meant to be is not remarked on."""
+    assert main(["mount", "s3://b", str(data), "-o", f"cache_dir={data}/../new/cache,{limits}"]) == 0
+    assert says in capsys.readouterr().err
+    assert main(["mount", "s3://b", str(data), "-o", f"cache_dir={data}/../new/cache,cache_size=5M"]) == 0
+    assert capsys.readouterr().err == ""
+    assert len(no_daemon) == 2
+
+
+def test_the_warnings_know_how_large_a_piece_is() -> None:
+    assert mount._CHUNK == CHUNK
+
+
+@pytest.mark.parametrize("source", ["s3:/bucket/x", "s3:bucket/x", "S3:///bucket/x"])
+def test_an_address_with_a_wrong_number_of_slashes_is_not_taken_for_a_path(
+    source: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The daemon, which knows addresses, says how it is written."""
+    assert main(["mount", source, str(data)]) != 0
+    said = capsys.readouterr().err
+    assert "s3://bucket" in said and len(said.splitlines()) == 1
 
 
 class MountTable:
