@@ -58,11 +58,15 @@ class FetchProcess:
         """Keep the process running and take its answers, for ever. `died` is called when it has ended."""
         while True:
             self._process = await trio.to_thread.run_sync(self._start)
-            await self._take_answers()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send_again)
+                await self._take_answers()
+                nursery.cancel_scope.cancel()
             status = await trio.to_thread.run_sync(self._process.wait)
             log.warning("the fetch process ended (status %d) and is started again", status)
             self._process = None
             died()
+            trio.lowlevel.notify_closing(self._near)
             self._near.close()
             self._near, self._far = _socket_pair()
             for number, request in list(self._requests.items()):
@@ -71,9 +75,6 @@ class FetchProcess:
                     failure = RemoteFailed("three processes have ended while they fetched it; see the log")
                     self._finish(number, [], failure)
             await trio.sleep(PAUSE)
-            for number, request in list(self._requests.items()):
-                if request.tries:  # else it was made meanwhile, and sent already
-                    await self._send(pack_request(number, request.inode))
 
     def close(self) -> None:
         """End the process; it gives up what it was at."""
@@ -116,23 +117,32 @@ class FetchProcess:
             raise request.error
         return request.fds
 
+    async def _send_again(self) -> None:
+        """To a new process, what the ended ones have not answered; more of it than the socket may hold."""
+        for number, request in list(self._requests.items()):
+            if request.tries and number in self._requests:  # else it was sent to the new one already
+                await self._send(pack_request(number, request.inode))
+
     async def _send(self, message: bytes) -> None:
-        """Does nothing when the process has died: run() sends again what was not answered."""
-        try:
-            self._near.send(message)
-        except BlockingIOError:
-            async with self._sending:
-                with suppress(OSError):
-                    await trio.lowlevel.wait_writable(self._near)
-                    self._near.send(message)
-        except OSError:
-            pass
+        """Does nothing when the process has died: run() has all sent again that was not answered."""
+        near = self._near
+        with suppress(OSError, trio.ClosedResourceError):
+            try:
+                near.send(message)
+            except BlockingIOError:
+                async with self._sending:
+                    while near is self._near:
+                        await trio.lowlevel.wait_writable(near)
+                        with suppress(BlockingIOError):  # others have been faster
+                            near.send(message)
+                            return
 
     async def _take_answers(self) -> None:
         """Until the process ends."""
         while True:
             await trio.lowlevel.wait_readable(self._near)
-            with suppress(BlockingIOError):
+            # ConnectionResetError: it has died with requests unread. What it answered before comes next.
+            with suppress(BlockingIOError, ConnectionResetError):
                 while True:
                     message, fds, _, _ = socket.recv_fds(self._near, MESSAGE_SIZE, 1, socket.MSG_CMSG_CLOEXEC)
                     if not message:

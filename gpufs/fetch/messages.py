@@ -16,10 +16,11 @@ from gpufs.metrics import Metrics
 SETTLE = 0  # in place of an inode
 MESSAGE_SIZE = 4096  # bytes at most
 
-_TEXT = 900  # characters of an error that are passed on: up to 4 bytes each
+_TEXT = 900  # characters of an error that are passed on
 _REQUEST = Struct("<QQ")
 _COUNTERS = len(Metrics().snapshot())
 _ANSWER = Struct(f"<Q{_COUNTERS}Q")
+_BYTES = MESSAGE_SIZE - _ANSWER.size
 
 
 def pack_request(number: int, inode: int) -> bytes:
@@ -33,7 +34,11 @@ def unpack_request(message: bytes) -> tuple[int, int]:
 
 def pack_answer(number: int, grown: tuple[int, ...], error: GpufsError | None) -> bytes:
     head = _ANSWER.pack(number, *grown)
-    return head if error is None else head + f"{type(error).__name__} {error}"[:_TEXT].encode()
+    if error is None:
+        return head
+    # What a source has derived for itself is passed on as the error of ours that it is.
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return head + f"{kind.__name__} {error}"[:_TEXT].encode(errors="backslashreplace")[:_BYTES]
 
 
 def unpack_answer(message: bytes) -> tuple[int, tuple[int, ...], GpufsError | None]:

@@ -1,0 +1,265 @@
+"""The fetch process, a real one, over a directory: all that is asked is answered, whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from gpufs.cache import Cache
+from gpufs.errors import RemoteFailed, VersionGone
+from gpufs.fetch import client
+from gpufs.fetch.client import FetchProcess
+from gpufs.index import ROOT, Index, Inode
+from gpufs.metrics import Metrics
+from gpufs.options import MountConfig, Options, Size
+from gpufs.source import FileSource, ObjectRef
+
+FILES = 30
+PATIENCE = 20.0
+
+
+class World:
+    """A directory with files, its index, a cache, and a fetch process for them."""
+
+    def __init__(self, work: Path) -> None:
+        self.data = work / "data"
+        self.data.mkdir()
+        self.files = {b"%03d" % n: os.urandom(1000 + n) for n in range(FILES)}
+        for name, data in self.files.items():
+            (self.data / os.fsdecode(name)).write_bytes(data)
+        self.metrics = Metrics()
+        self.source = FileSource(self.data, Metrics())
+        limits = {"cache_size": Size(bytes=1 << 30), "min_free": Size(bytes=0)}
+        self.cache = Cache(work / "cache", metrics=self.metrics, **limits)
+        self.index = Index(self.cache.index_directory(self.source.id), self.source.id)
+        with self.index.write() as writer:
+            listing = writer.begin(ROOT, 1)
+            for page in self.source.list(b""):
+                writer.add(listing, page)
+            writer.finish(listing)
+        self.inodes = {inode.name: inode for inode in self.index.children(ROOT, None, FILES)}
+        options = replace(Options(), cache_dir=work / "cache", **limits)  # type: ignore[arg-type]
+        self.config = MountConfig(str(self.data), "/nowhere", options)
+        self.fetch = FetchProcess(self.config.to_json(), self.metrics)
+        self.deaths = 0
+
+    def inode(self, number: int) -> Inode:
+        return self.inodes[b"%03d" % number]
+
+    async def contents(self, inode: Inode) -> bytes:
+        fd = await self.fetch.object(inode.number)
+        try:
+            return os.pread(fd, 1 << 20, 0)
+        finally:
+            os.close(fd)
+
+    async def check(self, number: int) -> None:
+        inode = self.inode(number)
+        assert await self.contents(inode) == self.files[inode.name]
+
+    async def started(self, before: int = 0) -> int:
+        """The pid of a process that is not `before`."""
+        while self.fetch.pid in (0, before):
+            await trio.sleep(0.005)
+        return self.fetch.pid
+
+    def drive(self, test: Callable[[], Awaitable[None]]) -> None:
+        """Run `test` while the process is looked after."""
+
+        def died() -> None:
+            self.deaths += 1
+
+        async def main() -> None:
+            with trio.fail_after(PATIENCE):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self.fetch.run, died)
+                    await test()
+                    nursery.cancel_scope.cancel()
+
+        trio.run(main)
+
+    def close(self) -> None:
+        self.fetch.close()
+        self.index.close()
+        self.cache.close()
+        self.source.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def children() -> list[str]:
+    text = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
+    return text.split()
+
+
+def test_every_object_comes_with_its_bytes_and_is_kept(world: World) -> None:
+    async def test() -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(FILES):
+                nursery.start_soon(world.check, number)
+        await world.fetch.settle()
+        assert world.metrics.remote_bytes.value == sum(map(len, world.files.values()))
+        assert world.metrics.remote_requests.value == FILES, "each was fetched once"
+        assert world.cache.usage().objects == FILES, "the catalogue knows them here too"
+
+    world.drive(test)
+    assert all(world.cache.has_object(inode.digest) for inode in world.inodes.values())
+
+
+def test_counters_are_told_once(world: World) -> None:
+    async def test() -> None:
+        await world.check(0)
+        await world.fetch.settle()
+        first = world.metrics.snapshot()
+        assert first["remote_bytes"] == len(world.files[b"000"])
+        await world.fetch.settle()
+        assert world.metrics.snapshot() == first
+
+    world.drive(test)
+
+
+def test_the_rest_of_a_directory_comes_by_itself_after_a_few(world: World) -> None:
+    async def test() -> None:
+        for number in range(8):
+            await world.check(number)
+        while world.metrics.prefetched.value < FILES - 8:
+            await world.fetch.settle()
+        await world.fetch.settle()
+        assert world.cache.usage().objects == FILES
+        assert world.metrics.remote_requests.value == FILES
+
+    world.drive(test)
+
+
+def test_errors_of_the_source_arrive_as_what_they_are(world: World) -> None:
+    gone, replaced = world.inode(0), world.inode(1)
+    (world.data / "000").unlink()
+    (world.data / "001").write_bytes(b"other")
+
+    async def test() -> None:
+        for inode in (gone, replaced):
+            with pytest.raises(VersionGone) as there:
+                await world.fetch.object(inode.number)
+            with pytest.raises(VersionGone) as here:
+                world.source.read(ObjectRef(inode.name, inode.version, inode.size), 0, inode.size)
+            assert str(there.value) == str(here.value)
+        with pytest.raises(VersionGone, match="no longer in the index"):
+            await world.fetch.object(99_999)
+        await world.check(2)
+
+    world.drive(test)
+
+
+def test_another_process_answers_what_a_killed_one_was_asked(world: World) -> None:
+    """Also when it is killed with requests in its socket that it has not read."""
+
+    async def test() -> None:
+        await world.check(0)
+        pid = await world.started()
+        os.kill(pid, signal.SIGSTOP)
+        async with trio.open_nursery() as nursery:
+            for number in range(FILES):
+                nursery.start_soon(world.check, number)
+            await trio.testing.wait_all_tasks_blocked()
+            os.kill(pid, signal.SIGKILL)
+        assert await world.started(before=pid)
+        assert world.deaths == 1
+
+    world.drive(test)
+
+
+@pytest.mark.parametrize("number", [signal.SIGCONT, signal.SIGKILL], ids=["late", "killed"])
+def test_more_requests_than_the_socket_holds_are_all_answered(world: World, number: int) -> None:
+    async def test() -> None:
+        pid = await world.started()
+        await world.check(0)
+        os.kill(pid, signal.SIGSTOP)
+        async with trio.open_nursery() as nursery:
+            for asker in range(1500):
+                nursery.start_soon(world.check, asker % FILES)
+            await trio.testing.wait_all_tasks_blocked()
+            os.kill(pid, number)
+
+    world.drive(test)
+
+
+def test_a_request_that_ends_three_processes_fails_and_the_next_is_answered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PAUSE", 0.01)
+
+    async def test() -> None:
+        python, useless = sys.executable, shutil.which("false")
+        assert useless
+        monkeypatch.setattr(sys, "executable", useless)
+        os.kill(await world.started(), signal.SIGKILL)
+        with pytest.raises(RemoteFailed, match="three processes"):
+            await world.fetch.object(world.inode(0).number)
+        monkeypatch.setattr(sys, "executable", python)
+        await world.check(1)
+
+    world.drive(test)
+
+
+def test_what_comes_for_an_asker_that_has_gone_is_closed(world: World) -> None:
+    async def test() -> None:
+        await world.check(0)
+        before = descriptors()
+        pid = await world.started()
+        os.kill(pid, signal.SIGSTOP)
+        async with trio.open_nursery() as nursery:
+            for number in (0, 1, 2):
+                nursery.start_soon(world.fetch.object, world.inode(number).number)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        os.kill(pid, signal.SIGCONT)
+        for number in (0, 1, 2):  # their answers come after those nobody waits for
+            await world.check(number)
+        assert descriptors() == before
+
+    world.drive(test)
+
+
+def test_nothing_is_left_after_close(tmp_path: Path) -> None:
+    """No process, no descriptor; and the cache is known to be whole."""
+    before, processes = descriptors(), children()
+    world = World(tmp_path)
+    world.drive(lambda: world.check(0))
+    assert len(children()) == len(processes) + 1
+    world.close()
+    assert children() == processes
+    assert descriptors() == before
+    state = json.loads((tmp_path / "cache" / "state").read_bytes())
+    assert state["clean"] and state["catalogued"]
+
+
+def test_a_process_that_does_not_end_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "END_PATIENCE", 0.2)
+    before = children()
+
+    async def test() -> None:
+        await world.check(0)
+        os.kill(await world.started(), signal.SIGSTOP)
+
+    world.drive(test)
+    world.fetch.close()
+    assert children() == before

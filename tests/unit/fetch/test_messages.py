@@ -1,0 +1,67 @@
+"""What the two ends of the fetch process's socket say to each other arrives as it was meant."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gpufs import errors
+from gpufs.errors import GpufsError
+from gpufs.fetch.messages import (
+    MESSAGE_SIZE,
+    pack_answer,
+    pack_request,
+    unpack_answer,
+    unpack_request,
+)
+from gpufs.metrics import Metrics
+from gpufs.source.s3.translate import CredentialsRefused, WrongRegion
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GpufsError)]
+U64 = st.integers(0, 2**64 - 1)
+COUNTERS = len(Metrics().snapshot())
+
+
+@given(U64, U64)
+def test_requests_arrive_as_they_were_sent(number: int, inode: int) -> None:
+    assert unpack_request(pack_request(number, inode)) == (number, inode)
+
+
+@given(
+    U64,
+    st.tuples(*[U64] * COUNTERS),
+    st.none() | st.builds(lambda kind, text: kind(text), st.sampled_from(KINDS), st.text(max_size=900)),
+)
+def test_answers_arrive_as_they_were_sent(
+    number: int, grown: tuple[int, ...], error: GpufsError | None
+) -> None:
+    number_, grown_, error_ = unpack_answer(pack_answer(number, grown, error))
+    assert (number_, grown_, type(error_)) == (number, grown, type(error))
+    if error is not None:
+        # what is cut off is the end, and only of very long texts
+        assert str(error).startswith(str(error_)) and len(str(error_)) >= min(len(str(error)), 800)
+
+
+@given(st.text(st.characters(), min_size=1, max_size=5000))
+def test_no_text_is_too_odd_or_too_long_for_a_message(text: str) -> None:
+    """Lone surrogates, as a name that is no UTF-8 gives them, would end the process."""
+    message = pack_answer(1, (0,) * COUNTERS, errors.NotFound(text))
+    assert len(message) <= MESSAGE_SIZE
+    assert isinstance(unpack_answer(message)[2], errors.NotFound)
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [
+        (CredentialsRefused("renew them"), errors.AccessDenied),
+        (WrongRegion("elsewhere", "eu-north-1"), errors.RemoteFailed),
+    ],
+)
+def test_what_a_source_derives_for_itself_arrives_as_the_error_it_is_one_of(
+    error: GpufsError, seen: type[GpufsError]
+) -> None:
+    """A reader must see EACCES for refused credentials, whichever process met the refusal."""
+    arrived = unpack_answer(pack_answer(1, (0,) * COUNTERS, error))[2]
+    assert type(arrived) is seen and str(arrived) == str(error)
+    assert errors.errno_of(arrived) == errors.errno_of(error)
