@@ -37,6 +37,7 @@ from gpufs.metrics import Metrics
 from gpufs.mounting import shown_source
 from gpufs.options import MountConfig
 from gpufs.source import Kind, Source, open_configured
+from gpufs.source.health import Health, WatchedSource
 from gpufs.view import Ownership, View
 
 MAX_REQUESTS = 512  # FUSE requests handled at once; most of them wait for the source
@@ -71,7 +72,8 @@ class Mount:
         self._started_by = os.getppid()
         self._passthrough = False
         self.metrics = Metrics()
-        self._source: Source = open_configured(config, self.metrics)
+        self._health = Health()
+        self._source: Source = WatchedSource(open_configured(config, self.metrics), self._health)
         self._cache = Cache(
             Path(options.cache_dir),
             cache_size=options.cache_size,
@@ -123,7 +125,7 @@ class Mount:
                 await self._workers.run(self._source.check)
                 await tree.lookup(ROOT, b"")
             fetcher = Fetcher(self._source, self._cache, self.metrics, nursery)
-            files = Files(tree, self._cache, fetcher, self._objects.object, self.metrics, nursery)
+            files = Files(tree, self._cache, fetcher, self._object, self.metrics, nursery)
             options = self._config.options
             operations = fuse.Operations(
                 tree,
@@ -148,6 +150,10 @@ class Mount:
                 tree.stop()
                 nursery.cancel_scope.cancel()
                 files.close()
+
+    async def _object(self, inode: int) -> int:
+        with self._health.watch():
+            return await self._objects.object(inode)
 
     def _attach(self, operations: fuse.Operations) -> None:
         mountpoint, options = self._config.mountpoint, self._config.options
@@ -233,6 +239,7 @@ class Mount:
             "files": totals.files,
             "directories": totals.directories,
             "bytes": totals.bytes,
+            "source_error": self._health.error,
             "hidden_keys": totals.hidden,
             "hidden": [
                 {"key": os.fsdecode(key), "reason": reason}

@@ -81,6 +81,8 @@ def render(status: Status) -> str:
             f"in {counted(status['cache_objects'], 'object')}; {counted(status['evictions'], 'eviction')}",
         ),
     ]
+    if failing := status.get("source_error"):
+        rows.append(("source", f"FAILING: {printable(failing)}"))
     if status["stale_served"]:
         listings = counted(status["stale_served"], "listing")
         rows.append(("stale", f"{listings} used past their time, the source being down"))

@@ -96,6 +96,51 @@ def test_what_never_ends_is_an_error_at_the_deadline(
         check(mounted.path / name, dataset.objects[name])
 
 
+def test_wrong_credentials_of_a_known_tree_are_told(dataset: Dataset, mount: MountFactory) -> None:
+    """A known tree is mounted without asking; the first request that is refused shows in log and status."""
+    mounted = mount(dataset.url, dataset.server).crawled()
+    small, large = "train/00/000.bin", "large/0.bin"
+    mounted.env["AWS_SECRET_ACCESS_KEY"] = "wrong"
+    mounted.remount()
+    assert mounted.status()["source_error"] is None
+    for name in (small, large):
+        assert errno_of_read(mounted.path / name) == errno.EACCES
+        assert "SignatureDoesNotMatch" in mounted.status()["source_error"]
+    assert "FAILING: s3://" in mounted.command("status", str(mounted.path)).stdout
+    assert "the source fails, only what is on this host can be read" in mounted.log()
+    mounted.env |= dataset.server.env()
+    mounted.remount()
+    check(mounted.path / small, dataset.objects[small])
+    assert mounted.status()["source_error"] is None
+
+
+def test_missing_credentials_of_a_known_tree_are_told_at_the_mount(
+    dataset: Dataset, mount: MountFactory
+) -> None:
+    """Looking for them asks nothing of the source."""
+    mounted = mount(dataset.url, dataset.server).crawled()
+    mounted.umount()
+    for name in dataset.server.env():
+        mounted.env.pop(name, None)
+    mounted.env |= {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent"}
+    mounted.mount()
+    wait_until(lambda: "nothing can be fetched: no AWS credentials found" in mounted.log(), "the warning")
+
+
+def test_a_source_that_fails_for_a_while(dataset: Dataset, proxy: ProxyFactory, mount: MountFactory) -> None:
+    """The status tells it until a request succeeds; an answer that a reader does not like is a success."""
+    between = proxy(dataset.server)
+    mounted = mount(dataset.url, behind(dataset, between)).crawled()
+    names = [name for name in dataset.objects if name.startswith("train/")]
+    between.add(Fault("status", "GET", names[0], status=403, code="AccessDenied"))
+    between.add(Fault("status", "GET", names[1], status=403, code="InvalidObjectState"))
+    assert errno_of_read(mounted.path / names[0]) == errno.EACCES
+    assert "access denied" in mounted.status()["source_error"]
+    assert errno_of_read(mounted.path / names[1]) == errno.EACCES
+    assert mounted.status()["source_error"] is None
+    assert "the source answers again" in mounted.log()
+
+
 def a_server_that_is_down(dataset: Dataset, proxy: FaultProxy, mounted: Mounted) -> None:
     """What is cached still reads, known directories still list, the rest is an error in time; it heals."""
     names = list(dataset.objects)

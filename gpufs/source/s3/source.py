@@ -143,8 +143,11 @@ class S3Source:
         return self._base + path
 
     def prepare(self) -> None:
-        with suppress(GpufsError, Transient):
-            self._connect(_CHECK_DEADLINE)
+        try:
+            with suppress(Transient):
+                self._connect(_CHECK_DEADLINE)
+        except GpufsError as error:  # a mount that knows its tree would not ask for long
+            _log.warning("nothing can be fetched: %s", error)
 
     def downloads(self) -> S3Downloads:
         def way() -> Way | None:

@@ -37,6 +37,7 @@ STATUS: dict[str, Any] = {
     "cache_objects": 77,
     "cache_limit": 800 << 30,
     "evictions": 3,
+    "source_error": None,
     "stale_served": 0,
     "hidden_keys": 0,
     "pids": [],
@@ -77,6 +78,13 @@ def test_hidden_keys_are_counted_and_named() -> None:
 def test_stale_listings_are_told_when_there_are_any() -> None:
     assert "stale" not in render(STATUS)
     assert "5 listings used past their time" in render(STATUS | {"stale_served": 5})
+
+
+def test_a_source_that_fails_is_told() -> None:
+    assert "FAILING" not in render(STATUS)
+    assert "\n  source  FAILING: s3://b: access denied" in render(
+        STATUS | {"source_error": "s3://b: access denied"}
+    )
 
 
 def test_a_fresh_mount_has_no_ratio() -> None:
