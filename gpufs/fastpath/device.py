@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
+import fcntl
 import os
+import sys
 
 from gpufs.fastpath import wire
 
@@ -14,8 +15,6 @@ class Device:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._ioctl = ctypes.CDLL(None, use_errno=True).ioctl
-        self._ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
 
     def reply(self, unique: int, *parts: bytes | memoryview) -> bool:
         """Answer a request; False when the kernel no longer wants the answer (interrupted, unmounted)."""
@@ -27,6 +26,14 @@ class Device:
         except OSError as error:
             return self._refused(error)
         return True
+
+    def opened(self, unique: int, handle: int, flags: int, backing_id: int) -> bool:
+        """Answer an OPEN. In one piece, as this and released() are what a hit consists of."""
+        return self.send(wire.OPEN_REPLY.pack(wire.OPEN_REPLY.size, 0, unique, handle, flags, backing_id))
+
+    def released(self, unique: int) -> bool:
+        """Answer a RELEASE."""
+        return self.error(unique, 0)
 
     def error(self, unique: int, number: int) -> bool:
         try:
@@ -49,17 +56,16 @@ class Device:
 
     def backing_open(self, fd: int) -> int:
         """Register an open file for passthrough; its backing id. Raises OSError."""
-        argument = ctypes.create_string_buffer(wire.BACKING_MAP.pack(fd, 0, 0), wire.BACKING_MAP.size)
-        backing_id = self._ioctl(self.fd, wire.BACKING_OPEN, ctypes.addressof(argument))
-        if backing_id <= 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        return int(backing_id)
+        # With a buffer that could be changed, ioctl() returns what the kernel does.
+        return int(fcntl.ioctl(self.fd, wire.BACKING_OPEN, bytearray(wire.BACKING_MAP.pack(fd, 0, 0))))
 
     def backing_close(self, backing_id: int) -> bool:
         """Let the kernel forget a backing id; files open with it keep their bytes."""
-        argument = ctypes.c_uint32(backing_id)
-        return bool(self._ioctl(self.fd, wire.BACKING_CLOSE, ctypes.addressof(argument)) == 0)
+        try:
+            fcntl.ioctl(self.fd, wire.BACKING_CLOSE, backing_id.to_bytes(4, sys.byteorder))
+        except OSError:
+            return False
+        return True
 
     @staticmethod
     def _refused(error: OSError) -> bool:

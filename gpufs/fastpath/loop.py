@@ -146,16 +146,13 @@ class Loop:
         if unique & wire.UNIQUE_RESEND:
             self._opening.take_back(unique)
         flags, _ = wire.OPEN_IN.unpack_from(self._buffer, _BODY)
-        inode = None if flags & _WRITING else self._index.get(number)
-        if (
-            inode is not None
-            and inode.kind is Kind.FILE
-            and inode.size
-            and self._opening.hit(unique, number, lambda: self._object(inode))
-        ):
-            pid = int.from_bytes(self._request[_PID_AT : _PID_AT + 4], "little")
-            self._recorder.opened(number, inode.digest, pid)
-            return True
+        contents = None if flags & _WRITING else self._index.contents(number)
+        if contents is not None:
+            digest, size = contents
+            if digest and size and self._opening.hit(unique, number, lambda: self._object(digest, size)):
+                pid = int.from_bytes(self._request[_PID_AT : _PID_AT + 4], "little")
+                self._recorder.opened(number, digest, pid)
+                return True
         self.opens_forwarded.add(unique)
         return False
 
@@ -169,7 +166,7 @@ class Loop:
         fd = self._opening.file_of(number)
         if fd is None:
             try:
-                fd = self._object(inode)
+                fd = self._object(inode.digest, inode.size)
             except OSError:
                 return False
             self._opening.adopt(number, fd)
@@ -212,10 +209,10 @@ class Loop:
     def _no_reply(self, unique: int, number: int) -> bool:
         return True
 
-    def _object(self, inode: Inode) -> int:
+    def _object(self, digest: bytes, size: int) -> int:
         """A descriptor of an object in the cache. Raises OSError when it is not there, or not all of it."""
-        fd = self._objects.open_object(inode.digest)
-        if os.lseek(fd, 0, os.SEEK_END) != inode.size:  # the kernel would read it as a shorter file
+        fd = self._objects.open_object(digest)
+        if os.lseek(fd, 0, os.SEEK_END) != size:  # the kernel would read it as a shorter file
             os.close(fd)
             raise OSError(errno.EIO, "damaged")
         return fd

@@ -85,7 +85,7 @@ class Opening:
                 opens = entry.opens
                 self._table.doubt(LOOP, unique & ~wire.UNIQUE_RESEND, inode, opens, opens - 1 if opens else 0)
                 self._uncount(inode, entry)
-            self._device.reply(unique)
+            self._device.released(unique)
             self._table.settle(LOOP)
 
     def take_back(self, unique: int) -> int:
@@ -138,7 +138,7 @@ class Opening:
         opens = entry.opens
         self._table.doubt(thread, unique & ~wire.UNIQUE_RESEND, inode, opens, opens + 1)
         self._table.count(entry, opens + 1)
-        wanted = self._device.reply(unique, wire.OPEN_OUT.pack(handle, flags, backing_id))
+        wanted = self._device.opened(unique, handle, flags, backing_id)
         if not wanted:  # the program was interrupted: to the kernel this file was never opened
             self._uncount(inode, entry)
         self._table.settle(thread)

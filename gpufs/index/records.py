@@ -118,6 +118,12 @@ def size_of(data: bytes) -> int:
     return size
 
 
+def contents_of(data: bytes) -> tuple[bytes, int]:
+    """Digest and size of an encoded inode, without decoding the rest: no digest when it is not a file."""
+    flags, _, _, size, _ = _HEAD.unpack_from(data)
+    return (data[-DIGEST_SIZE:] if _KINDS[flags & _KIND_MASK] is Kind.FILE else b""), size
+
+
 def mtime_of(data: bytes) -> int:
     """The mtime_ns of an encoded inode, without decoding the rest."""
     mtime_ns: int = _HEAD.unpack_from(data)[4]

@@ -53,19 +53,21 @@ class Kernel:
 
     # -- the device
 
-    def reply(self, unique: int, *parts: bytes | memoryview) -> bool:
+    def opened(self, unique: int, handle: int, flags: int, backing_id: int) -> bool:
         self.step()
-        wanted = self._reply(unique & ~wire.UNIQUE_RESEND, b"".join(parts))
+        wanted = self._answered(unique & ~wire.UNIQUE_RESEND, handle, flags, backing_id)
         self.step()
         return wanted
 
-    def _reply(self, unique: int, body: bytes) -> bool:
+    def released(self, unique: int) -> bool:
+        return self.opened(unique, 0, 0, 0)
+
+    def _answered(self, unique: int, handle: int, flags: int, backing_id: int) -> bool:
         if unique in self.interrupted:
             del self.asked[unique]
             return False
         what, inode, _ = self.asked.pop(unique)
         if what == "open":
-            handle, flags, backing_id = wire.OPEN_OUT.unpack(body)
             mode = "passthrough" if flags & wire.FOPEN_PASSTHROUGH else "cached"
             others = {(m, b) for i, _, m, b in self.opens if i == inode}
             assert others <= {(mode, backing_id)}, f"EIO: inode {inode} is open as {others}, now {mode}"
