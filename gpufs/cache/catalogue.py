@@ -247,8 +247,8 @@ class Catalogue:
         Should there be something, it is counted twice until the next flush.
         """
         with self._lock:
-            old = self._pending.changes.get(digest) or self._flushing.changes.get(digest)
-            self._change(digest, old, entry)
+            batch = self._pending if digest in self._pending.changes else self._flushing
+            self._change(digest, batch.changes.get(digest), entry)
 
     def remove(self, digest: bytes, only: Entry) -> None:
         """Forget `digest` if its entry still is `only`, and not one published meanwhile."""
