@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gpufs import __version__
 from gpufs.cli.mount import mount
 from gpufs.cli.output import say
-from gpufs.errors import GpufsError, UsageError
+from gpufs.errors import GpufsError, MountFailed, UsageError
 from gpufs.options import Settings, parse_options, split_options
 
 _USAGE = "usage: mount.gpufs SOURCE DIR [-sfnvV] [-N NAMESPACE] [-t TYPE] [-o KEY=VALUE,...]"
@@ -46,6 +46,10 @@ def _run(argv: list[str]) -> int:
     for text in (value for flag, value in flags if flag == "-o"):
         settings |= split_options(text)
     source, directory = words
+    if "remount" in settings:
+        raise MountFailed(
+            f"the options of a gpufs mount cannot be changed; unmount {directory}, and mount it with others"
+        )
     if "-v" in given:
         say(f"mounting {source} on {directory} with {settings}")
     sloppy = "-s" in given

@@ -1,4 +1,4 @@
-"""`gpufs install` and `uninstall`: /sbin/mount.gpufs, so that mount(8) and fstab know gpufs."""
+"""`gpufs install` and `uninstall`: the links in /sbin, so that mount(8) and fstab know gpufs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import sysconfig
 
 from gpufs.errors import GpufsError, MountFailed
 
-_HELPER = "/sbin/mount.gpufs"
+# mount(8) asks for the second name when it is given a mount point alone: the mount table has that type.
+_HELPERS = ("/sbin/mount.gpufs", "/sbin/mount.fuse.gpufs")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     install = commands.add_parser(
         "install",
         help="make `mount -t gpufs` and fstab work (needs root)",
-        description=f"Link {_HELPER} to this installation.",
+        description=f"Link {' and '.join(_HELPERS)} to this installation.",
         epilog="then:\n  mount -t gpufs s3://bucket/prefix /data -o cache_size=800GiB\n"
         "or in /etc/fstab:\n  s3://bucket/prefix  /data  gpufs  _netdev,nofail,cache_size=800GiB  0 0",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    install.set_defaults(run=lambda args: _install(_HELPER, _script()))
+    install.set_defaults(run=lambda args: max(_install(helper, _script()) for helper in _HELPERS))
     uninstall = commands.add_parser("uninstall", help="undo `gpufs install`")
-    uninstall.set_defaults(run=lambda args: _uninstall(_HELPER))
+    uninstall.set_defaults(run=lambda args: max(map(_uninstall, _HELPERS)))
 
 
 def _script() -> str:

@@ -139,17 +139,18 @@ def test_odd_sources_in_the_mount_table(tmp_path: Path, mount: MountFactory) -> 
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[None]:
-    """/sbin/mount.gpufs is this checkout's, and what was there before is there again afterwards."""
-    helper = Path("/sbin/mount.gpufs")
-    before = os.readlink(helper) if helper.is_symlink() else None
+    """The links in /sbin are this checkout's, and what was there before is there again afterwards."""
+    helpers = [Path("/sbin/mount.gpufs"), Path("/sbin/mount.fuse.gpufs")]
+    before = [os.readlink(helper) if helper.is_symlink() else None for helper in helpers]
     subprocess.run([*GPUFS, "install"], check=True, capture_output=True)
     try:
         yield
     finally:
         subprocess.run([*GPUFS, "uninstall"], check=True, capture_output=True)
-        assert not helper.exists()
-        if before is not None:
-            helper.symlink_to(before)
+        for helper, link in zip(helpers, before, strict=True):
+            assert not helper.exists()
+            if link is not None:
+                helper.symlink_to(link)
 
 
 def system(mounted: Mounted, *command: object) -> None:
@@ -189,6 +190,20 @@ def test_a_line_of_fstab(
     system(mounted, "mount", "-a", "-T", fstab, "-t", "gpufs")
     assert (mounted.path / "dir/below").read_bytes() == b"below"
     system(mounted, "mount", "-a", "-T", fstab, "-t", "gpufs")  # it is mounted: nothing to do
+
+
+def test_a_remount_says_that_it_cannot_be(
+    source: str, weed: S3Endpoint, mount: MountFactory, installed: None
+) -> None:
+    """mount(8) knows the mount as of type fuse.gpufs, and asks the helper of that name. Nothing changes."""
+    mounted = mount(source, weed)
+    before = mount_line(mounted.path)
+    for options in ("remount", "remount,rw", "remount,cache_size=1G"):
+        done = subprocess.run(["mount", "-o", options, mounted.path], capture_output=True, text=True)
+        assert done.returncode == 32
+        assert "cannot be changed; unmount" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert mount_line(mounted.path) == before
+    assert (mounted.path / "file").read_bytes() == b"contents"
 
 
 def test_mount_8_says_what_is_wrong(

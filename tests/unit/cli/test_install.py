@@ -15,7 +15,7 @@ from gpufs.errors import MountFailed
 def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "sbin" / "mount.gpufs"
     path.parent.mkdir()
-    monkeypatch.setattr("gpufs.cli.install._HELPER", str(path))
+    monkeypatch.setattr("gpufs.cli.install._HELPERS", (str(path), str(path.with_name("mount.fuse.gpufs"))))
     monkeypatch.setattr("gpufs.cli.install._script", lambda: "/venv/bin/mount.gpufs")
     return path
 
@@ -23,15 +23,20 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_install_and_uninstall_can_be_repeated(helper: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install"]) == 0
     assert main(["install"]) == 0
-    assert os.readlink(helper) == "/venv/bin/mount.gpufs"
+    second = helper.with_name("mount.fuse.gpufs")
+    assert os.readlink(helper) == os.readlink(second) == "/venv/bin/mount.gpufs"
     assert main(["uninstall"]) == 0
     assert main(["uninstall"]) == 0
     assert list(helper.parent.iterdir()) == []
     assert capsys.readouterr().out.splitlines() == [
-        f"linked {helper} to /venv/bin/mount.gpufs",
-        f"{helper} links to /venv/bin/mount.gpufs already",
-        f"removed {helper}",
-        f"{helper} is not there",
+        text
+        for words in (
+            "linked {} to /venv/bin/mount.gpufs",
+            "{} links to /venv/bin/mount.gpufs already",
+            "removed {}",
+            "{} is not there",
+        )
+        for text in (words.format(helper), words.format(second))
     ]
 
 
