@@ -28,7 +28,7 @@ from gpufs.errors import GpufsError, MountFailed
 from gpufs.fastpath.negotiation import LARGEST_READ
 from gpufs.fastpath.opens import TABLE_SIZE
 from gpufs.filesystem import kernel
-from gpufs.handoff.report import report_to
+from gpufs.handoff.report import NOT_RESTARTED, report_to
 from gpufs.lives import MODULES, Lives, Signals, Stopped, describe
 from gpufs.logs import setup_logging
 from gpufs.mounting import mount, mount_as_user, open_device, shown_source, unmount
@@ -242,11 +242,13 @@ class Supervisor:
                 errors="replace",
                 timeout=CHECK_PATIENCE,
             )
-            trouble = checked.stderr.strip().rpartition("\n")[2] if checked.returncode else ""
+            trouble = ""
+            if checked.returncode:
+                trouble = checked.stderr.strip().rpartition("\n")[2] or describe(checked.returncode)
         except (OSError, subprocess.TimeoutExpired) as error:
             trouble = str(error)
         if trouble:
-            log.error("not restarted, the code that is installed now cannot take over: %s", trouble)
+            log.error("%s%s", NOT_RESTARTED, trouble)
             return
         log.info("restarting in place")
         self._signals.hold_back()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import stat
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gpufs.cli.mounts import named_mount
 from gpufs.cli.output import printable
 from gpufs.control import client, paths
 from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
+from gpufs.handoff.report import NOT_RESTARTED
 
 _PATIENCE_S = 60.0
 _STATUS_PATIENCE_S = 10.0
@@ -43,11 +46,14 @@ def run(args: argparse.Namespace) -> int:
     supervisor = before.get("supervisor", before["pids"][-1])  # an older daemon does not tell
     if not supervisor:
         raise MountFailed(f"the supervisor of {where} has died; unmount and mount it")
-    try:
-        os.kill(supervisor, signal.SIGHUP)
-    except PermissionError as error:
-        raise AccessDenied(f"{where} was mounted by uid {mount.owner}; restart it as that user") from error
-    after, pause = _await_new(mount, before["pids"])
+    with _refusals_of(supervisor) as refusal:
+        try:
+            os.kill(supervisor, signal.SIGHUP)
+        except PermissionError as error:
+            raise AccessDenied(
+                f"{where} was mounted by uid {mount.owner}; restart it as that user"
+            ) from error
+        after, pause = _await_new(mount, before["pids"], refusal)
     print(
         f"{printable(where)} runs gpufs {after['version']} (before: {before.get('version', 'unknown')}); "
         f"it paused for {pause:.1f} s"
@@ -69,7 +75,34 @@ def _status_now(mount: paths.Mount) -> dict[str, Any]:
         return {"fast_path": supervised, "supervisor": supervisor, "pids": [filesystem, 0, supervisor]}
 
 
-def _await_new(mount: paths.Mount, old: list[int]) -> tuple[dict[str, Any], float]:
+@contextmanager
+def _refusals_of(supervisor: int) -> Iterator[Callable[[], str]]:
+    """What the supervisor logs from now on about why it is not restarted, "" while there is nothing.
+
+    A log that is no file (a terminal, the journal) tells nothing here.
+    """
+    try:
+        fd = os.open(f"/proc/{supervisor}/fd/2", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        yield lambda: ""
+        return
+    with os.fdopen(fd, "rb") as log:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            yield lambda: ""
+            return
+        start = log.seek(0, os.SEEK_END)
+
+        def refusal() -> str:
+            log.seek(start)
+            whole_lines = log.read().decode(errors="replace").rpartition("\n")[0]
+            return whole_lines.partition(NOT_RESTARTED)[2].partition("\n")[0]
+
+        yield refusal
+
+
+def _await_new(
+    mount: paths.Mount, old: list[int], refusal: Callable[[], str]
+) -> tuple[dict[str, Any], float]:
     """The first status of a wholly new life, and the seconds in which nobody answered."""
     last = time.monotonic()
     end = last + _PATIENCE_S
@@ -81,6 +114,8 @@ def _await_new(mount: paths.Mount, old: list[int]) -> tuple[dict[str, Any], floa
                 return status, now - last
             if status["pids"][0] == old[0]:
                 last = now
+        if why := refusal():
+            raise MountFailed(f"{mount.mountpoint} runs on as it was: {NOT_RESTARTED}{why}")
         time.sleep(_POLL_S)
     raise MountFailed(
         f"{mount.mountpoint} was not restarted within {_PATIENCE_S:.0f} s; its log says why "

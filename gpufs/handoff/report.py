@@ -9,6 +9,8 @@ from collections.abc import Callable
 from gpufs.errors import GpufsError
 
 READY, FAILED = "ready", "failed: "
+# What a supervisor logs when it is not restarted; `gpufs restart` looks for it, also in older ones' logs.
+NOT_RESTARTED = "not restarted, the code that is installed now cannot take over: "
 
 log = logging.getLogger("gpufs")
 

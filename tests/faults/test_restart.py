@@ -81,7 +81,7 @@ def test_restart_in_place_under_load(dataset: Dataset, mount: MountFactory, tmp_
 def test_new_code_that_does_not_start_is_not_used(
     dataset: Dataset, mount: MountFactory, tmp_path: Path
 ) -> None:
-    """A broken upgrade leaves the old processes at work, and the log says what is wrong with the new."""
+    """A broken upgrade leaves the old processes at work; log and command say what is wrong with it."""
     mounted = mount(dataset.url, dataset.server, start=False)
     mounted.may_log_errors = True
     package = installed(mounted, tmp_path)
@@ -90,6 +90,12 @@ def test_new_code_that_does_not_start_is_not_used(
     (package / "fastpath" / "loop.py").write_text("import no_such_module_here\n")
     os.kill(before[-1], signal.SIGHUP)
     wait_until(lambda: "cannot take over: ModuleNotFoundError" in mounted.log(), "the refusal")
+    (package / "fastpath" / "loop.py").write_text("import another_missing_module\n")
+    began = time.monotonic()
+    done = mounted.command("restart", str(mounted.path))
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "cannot take over: ModuleNotFoundError: No module named 'another_missing_module'" in done.stderr
+    assert time.monotonic() - began < 15
     assert mounted.pids() == before
     read_all(mounted.path, dataset.objects)
 
