@@ -58,6 +58,7 @@ class Objects:
         self._flights: dict[bytes, _Flight] = {}
         self._more_to_fill = False
         self._threads = ThreadPoolExecutor(THREADS, "gpufs fetch")
+        self._apart = ThreadPoolExecutor(1, "gpufs work")  # for what must not wait behind the source
         self._results: deque[Callable[[], None]] = deque()  # of the threads
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.epoll()
@@ -92,13 +93,17 @@ class Objects:
         self._start(_Flight(inode.digest, ObjectRef(path, inode.version, inode.size), [asker]))
 
     def in_thread(self, asker: int, work: Callable[[], None]) -> None:
-        """Do `work`, which may wait, and tell `answer` then."""
+        """Do `work`, which may wait, though not for the source, and tell `answer` then."""
 
         def run() -> Callable[[], None]:
-            work()
-            return lambda: self._answer(asker, None, None)
+            failure = None
+            try:
+                work()
+            except Exception as error:
+                failure = _failure(error)
+            return lambda: self._answer(asker, None, failure)
 
-        self._submit(run)
+        self._submit(run, self._apart)
 
     def turn(self) -> None:
         """Take what has come, and fetch in advance as long as there is room on the way."""
@@ -125,51 +130,57 @@ class Objects:
     def _start(self, flight: _Flight) -> None:
         self._flights[flight.digest] = flight
         if self._downloads is None or self._cache.verifying or not self._downloads.start(flight.ref, flight):
-            self._submit(lambda: self._fetch(flight, 0.0))
+            self._read(flight, again=False)
 
     def _arrived(self, flight: _Flight, data: memoryview | None) -> None:
-        assert self._downloads is not None
         if data is None:  # whatever it was: reading it the long way will tell, or succeed
-            spent = time.monotonic() - flight.started
-            self._submit(lambda: self._fetch(flight, spent))
+            self._read(flight, again=True)
         elif len(data) > INLINE or not self._cache.fits(len(data)):
-            self._submit(lambda: self._keep(flight, data))
+            self._submit(lambda: self._try_to_keep(flight, data), self._threads)
         else:
-            self._keep(flight, data)()
+            self._try_to_keep(flight, data)()
 
-    def _submit(self, work: Callable[[], Callable[[], None]]) -> None:
-        """Do `work` in another thread, and what it returns in this one."""
+    def _read(self, flight: _Flight, *, again: bool) -> None:
+        """The long way. `again`: the first try is a part of the deadline, and the wait for a thread."""
+
+        def run() -> Callable[[], None]:
+            return self._try_to_read(flight, time.monotonic() - flight.started if again else 0.0)
+
+        self._submit(run, self._threads)
+
+    def _submit(self, work: Callable[[], Callable[[], None]], threads: ThreadPoolExecutor) -> None:
+        """Do `work`, which raises nothing, in another thread, and what it returns in this one."""
 
         def run() -> None:
             self._results.append(work())
             os.eventfd_write(self._wake, 1)
 
-        self._threads.submit(run)
+        threads.submit(run)
 
     # -- in any thread; what they return is for the one
 
-    def _keep(self, flight: _Flight, data: memoryview) -> Callable[[], None]:
+    def _try_to_keep(self, flight: _Flight, data: memoryview) -> Callable[[], None]:
         assert self._downloads is not None
-        if self._downloads.intact(flight.ref, data):
+        try:
+            if not self._downloads.intact(flight.ref, data):
+                return lambda: self._read(flight, again=True)
             fd = self._cache.publish(flight.digest, data)
-            return lambda: self._landed(flight, fd, None)
-        spent = time.monotonic() - flight.started
-        return lambda: self._submit(lambda: self._fetch(flight, spent))
+        except Exception as error:
+            failure = _failure(error)
+            return lambda: self._landed(flight, None, failure)
+        return lambda: self._landed(flight, fd, None)
 
-    def _fetch(self, flight: _Flight, spent: float) -> Callable[[], None]:
+    def _try_to_read(self, flight: _Flight, spent: float) -> Callable[[], None]:
         """May wait. `spent`: seconds that a first attempt took."""
         try:
             fd = self._cache.rescue(flight.digest)
             if fd is None:
                 data = self._source.read(flight.ref, 0, flight.ref.size, spent=spent)
                 fd = self._cache.publish(flight.digest, data)
-            return lambda: self._landed(flight, fd, None)
-        except GpufsError as error:
-            failure = error
         except Exception as error:
-            log.exception("fetching %r failed", flight.ref.path)
-            failure = RemoteFailed(f"an error in gpufs itself: {error!r}")
-        return lambda: self._landed(flight, None, failure)
+            failure = _failure(error)
+            return lambda: self._landed(flight, None, failure)
+        return lambda: self._landed(flight, fd, None)
 
     # -- in the one again
 
@@ -184,3 +195,11 @@ class Objects:
                 self._metrics.prefetched.add()
             else:
                 self._fill.failed(flight.directory, error)
+
+
+def _failure(error: Exception) -> GpufsError:
+    """What those who wait are told; what is none of our errors is logged, with its traceback."""
+    if isinstance(error, GpufsError):
+        return error
+    log.error("a failure in gpufs itself", exc_info=error)
+    return RemoteFailed(f"an error in gpufs itself: {error!r}")

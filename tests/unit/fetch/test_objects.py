@@ -1,0 +1,439 @@
+"""Whole objects into the cache: each fetched once, readers first, and nobody is left without an answer."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufs.cache import Cache
+from gpufs.errors import AccessDenied, GpufsError, RemoteFailed
+from gpufs.fetch.fill import FEWEST, EpochFill
+from gpufs.fetch.objects import AT_ONCE, INLINE, THREADS, Objects
+from gpufs.index import ROOT, Index, Inode
+from gpufs.metrics import Metrics
+from gpufs.options import Size
+from gpufs.source.base import Entry, Kind, ObjectRef, Page
+
+SIZE = 1000
+PATIENCE = 10.0
+
+
+def content(name: bytes, size: int) -> bytes:
+    return (name * (size // len(name) + 1))[:size]
+
+
+class FakeDownloads:
+    """Downloads that come when the test says so."""
+
+    def __init__(self) -> None:
+        self.started: Counter[bytes] = Counter()
+        self.on_the_way: dict[bytes, tuple[ObjectRef, Any]] = {}
+        self.refused: set[bytes] = set()
+        self.damaged: set[bytes] = set()
+        self._come: list[tuple[Any, memoryview | None]] = []
+        self._ready = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def fileno(self) -> int:
+        return self._ready
+
+    def timeout(self) -> float | None:
+        return None
+
+    def start(self, ref: ObjectRef, ticket: Any) -> bool:
+        if ref.path in self.refused:
+            return False
+        self.started[ref.path] += 1
+        self.on_the_way[ref.path] = ref, ticket
+        return True
+
+    def come(self, *paths: bytes, fail: bool = False) -> None:
+        for path in paths or list(self.on_the_way):
+            ref, ticket = self.on_the_way.pop(path)
+            self._come.append((ticket, None if fail else memoryview(content(path, ref.size))))
+        os.eventfd_write(self._ready, 1)
+
+    def turn(self) -> list[tuple[Any, memoryview | None]]:
+        if self._come:
+            os.eventfd_read(self._ready)
+        come, self._come = self._come, []
+        return come
+
+    def intact(self, ref: ObjectRef, data: memoryview) -> bool:
+        return ref.path not in self.damaged
+
+    def close(self) -> None:
+        os.close(self._ready)
+
+
+class FakeSource:
+    """read() waits while `gate` is closed, and raises what `errors` has for the path."""
+
+    id = "fake"
+
+    def __init__(self, downloads: FakeDownloads | None) -> None:
+        self._downloads = downloads
+        self.reads: list[tuple[bytes, float]] = []
+        self.errors: dict[bytes, Exception] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def prepare(self) -> None:
+        pass
+
+    def downloads(self) -> FakeDownloads | None:
+        return self._downloads
+
+    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+        self.reads.append((ref.path, spent))
+        assert self.gate.wait(PATIENCE)
+        if ref.path in self.errors:
+            raise self.errors[ref.path]
+        return memoryview(content(ref.path, ref.size))[offset : offset + length]
+
+
+class World:
+    def __init__(
+        self, work: Path, *, downloads: bool = True, cache_size: int = 1 << 30, boot_id: str = "boot"
+    ) -> None:
+        self.metrics = Metrics()
+        self.cache = Cache(
+            work / "cache",
+            cache_size=Size(bytes=cache_size),
+            min_free=Size(bytes=0),
+            metrics=self.metrics,
+            boot_id=boot_id,
+        )
+        self.index = Index(self.cache.index_directory("fake"), "fake")
+        self.downloads = FakeDownloads()
+        self.source = FakeSource(self.downloads if downloads else None)
+        self.answers: dict[int, bytes | GpufsError | None] = {}
+        self.objects = Objects(
+            self.source,  # type: ignore[arg-type]
+            self.cache,
+            EpochFill(self.index, self.cache),
+            self.metrics,
+            self._answer,
+        )
+
+    def _answer(self, asker: int, fd: int | None, error: GpufsError | None) -> None:
+        assert asker not in self.answers, "answered twice"
+        assert fd is None or error is None
+        self.answers[asker] = os.pread(fd, 8 << 20, 0) if fd is not None else error
+
+    def files(self, count: int, size: int = SIZE) -> list[Inode]:
+        entries = [Entry(b"%06d" % n, Kind.FILE, size, 1, f"v{n}") for n in range(count)]
+        with self.index.write() as writer:
+            listing = writer.begin(ROOT, 1)
+            writer.add(listing, Page(b"", entries, [], True))
+            writer.finish(listing)
+        return self.index.children(ROOT, None, count)
+
+    def demand(self, *inodes: Inode, asker: int = 0) -> None:
+        """Askers count up from `asker`."""
+        for number, inode in enumerate(inodes, asker):
+            self.objects.demand(number, inode.name, inode)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Drive the objects as their process does."""
+        poll = select.poll()
+        poll.register(self.objects, select.POLLIN)
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            left = end - time.monotonic()
+            assert left > 0, f"waited in vain; answered: {sorted(self.answers)}"
+            timeout = self.objects.timeout()
+            poll.poll(1000 * (left if timeout is None else min(left, timeout)))
+            self.objects.turn()
+
+    def read_paths(self) -> list[bytes]:
+        return [path for path, _ in self.source.reads]
+
+    def close(self) -> None:
+        self.source.gate.set()
+        for threads in (self.objects._threads, self.objects._apart):
+            threads.shutdown()  # the process needs no such end: it ends as a whole
+        os.close(self.objects._wake)
+        self.objects._poll.close()
+        self.downloads.close()
+        self.index.close()
+        self.cache.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def one(**settings: Any) -> World:
+        made.append(World(tmp_path, **settings))
+        return made[-1]
+
+    yield one
+    for world in made:
+        world.close()
+
+
+@pytest.fixture
+def world(make: Callable[..., World]) -> World:
+    return make()
+
+
+def test_all_who_ask_for_one_object_get_it_and_it_is_fetched_once(world: World) -> None:
+    inode = world.files(1)[0]
+    world.demand(inode, inode, inode)
+    world.downloads.come(inode.name)
+    world.until(lambda: len(world.answers) == 3)
+    assert set(world.answers.values()) == {content(inode.name, SIZE)}
+    assert world.downloads.started == {inode.name: 1} and not world.source.reads
+    assert world.cache.has_object(inode.digest)
+    assert world.metrics.prefetched.value == 0
+
+
+def test_without_downloads_objects_are_read_for_the_first_time(make: Callable[..., World]) -> None:
+    world = make(downloads=False)
+    files = world.files(3)
+    world.demand(*files, files[0])
+    world.until(lambda: len(world.answers) == 4)
+    assert [world.answers[n] for n in range(4)] == [content(i.name, SIZE) for i in [*files, files[0]]]
+    assert sorted(world.source.reads) == [(inode.name, 0.0) for inode in files]
+
+
+def test_what_downloads_refuse_is_read(world: World) -> None:
+    inode = world.files(1)[0]
+    world.downloads.refused.add(inode.name)
+    world.demand(inode)
+    world.until(lambda: world.answers)
+    assert world.answers == {0: content(inode.name, SIZE)}
+    assert world.source.reads == [(inode.name, 0.0)]
+
+
+def test_what_came_meanwhile_is_not_fetched(world: World) -> None:
+    inode = world.files(1)[0]
+    os.close(world.cache.publish(inode.digest, memoryview(b"x" * SIZE)))
+    world.demand(inode)
+    assert world.answers == {0: b"x" * SIZE}
+    assert not world.downloads.started and not world.source.reads
+
+
+@pytest.mark.parametrize("size", [SIZE, INLINE + 1])
+@pytest.mark.parametrize("how", ["failed", "damaged"])
+def test_a_download_that_brings_nothing_good_is_read_with_its_time_counted(
+    world: World, how: str, size: int
+) -> None:
+    inode = world.files(1, size)[0]
+    began = time.monotonic()
+    world.demand(inode, inode)
+    if how == "damaged":
+        world.downloads.damaged.add(inode.name)
+    world.downloads.come(inode.name, fail=how == "failed")
+    world.until(lambda: len(world.answers) == 2)
+    assert set(world.answers.values()) == {content(inode.name, size)}
+    ((path, spent),) = world.source.reads
+    assert path == inode.name and 0 < spent <= time.monotonic() - began
+
+
+def test_the_wait_for_a_thread_counts_as_time_spent(world: World) -> None:
+    """Or hundreds of readers of a silent server would wait for many deadlines in turn."""
+    *first, last = world.files(THREADS + 1)
+    world.source.gate.clear()
+    world.demand(*first, last)
+    came = time.monotonic()
+    world.downloads.come(*[inode.name for inode in first], fail=True)
+    world.until(lambda: len(world.source.reads) == THREADS)
+    world.downloads.come(last.name, fail=True)
+    world.objects.turn()
+    released = time.monotonic()
+    world.source.gate.set()
+    world.until(lambda: len(world.answers) == THREADS + 1)
+    assert dict(world.source.reads)[last.name] >= released - came
+
+
+@pytest.mark.parametrize("size", [SIZE, INLINE + 1])
+def test_only_small_objects_that_fit_are_kept_by_the_one_thread(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Writing a large one, or evicting others for it, would keep all readers waiting."""
+    world = make(cache_size=20 << 20)
+    files = world.files(2, size)
+    threads: list[threading.Thread] = []
+    publish = world.cache.publish
+
+    def published(digest: bytes, data: memoryview, source: str = "") -> int:
+        threads.append(threading.current_thread())
+        return publish(digest, data, source)
+
+    monkeypatch.setattr(world.cache, "publish", published)
+    world.demand(files[0])
+    world.downloads.come()
+    world.until(lambda: 0 in world.answers)
+    for piece in (1 << 20, 1 << 12):
+        while world.cache.fits(piece):
+            os.close(publish(os.urandom(16), memoryview(bytes(piece))))
+    world.demand(files[1], asker=1)
+    world.downloads.come()
+    world.until(lambda: 1 in world.answers)
+    ours = [thread is threading.main_thread() for thread in threads]
+    assert ours == [size <= INLINE, False]
+    assert all(world.answers[n] == content(files[n].name, size) for n in range(2))
+
+
+@pytest.mark.parametrize("downloads", [True, False])
+def test_the_failure_of_a_read_reaches_all_who_asked(make: Callable[..., World], downloads: bool) -> None:
+    world = make(downloads=downloads)
+    inode, other = world.files(2)
+    world.source.errors[inode.name] = AccessDenied("renew the credentials")
+    world.demand(inode, inode, other)
+    if downloads:
+        world.downloads.come(inode.name, fail=True)
+        world.downloads.come(other.name)
+    world.until(lambda: len(world.answers) == 3)
+    assert world.answers[0] is world.answers[1] is world.source.errors[inode.name]
+    assert world.answers[2] == content(other.name, SIZE)
+    del world.source.errors[inode.name]  # not remembered
+    world.demand(inode, asker=3)
+    if downloads:
+        world.downloads.come(inode.name)
+    world.until(lambda: 3 in world.answers)
+    assert world.answers[3] == content(inode.name, SIZE)
+
+
+def test_an_error_in_gpufs_itself_is_answered_too(make: Callable[..., World]) -> None:
+    world = make(downloads=False)
+    inode = world.files(1)[0]
+    world.source.errors[inode.name] = ZeroDivisionError("oops")
+    world.demand(inode, inode)
+    world.until(lambda: len(world.answers) == 2)
+    for answer in world.answers.values():
+        assert isinstance(answer, RemoteFailed) and "oops" in str(answer)
+
+
+@pytest.mark.parametrize("size", [SIZE, INLINE + 1])
+@pytest.mark.parametrize("what", ["publish", "intact"])
+def test_a_download_that_cannot_be_kept_is_answered_too(
+    world: World, monkeypatch: pytest.MonkeyPatch, size: int, what: str
+) -> None:
+    """No descriptor or memory is left, say: neither may the reader hang nor the process end."""
+    inode = world.files(1, size)[0]
+
+    def fail(*_: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(world.cache if what == "publish" else world.downloads, what, fail)
+    world.demand(inode, inode)
+    world.downloads.come()
+    world.until(lambda: len(world.answers) == 2)
+    for answer in world.answers.values():
+        assert isinstance(answer, RemoteFailed) and "Too many open files" in str(answer)
+
+
+def test_other_work_does_not_wait_for_the_source(make: Callable[..., World]) -> None:
+    """`gpufs status` is what people ask when a source hangs."""
+    world = make(downloads=False)
+    files = world.files(THREADS + 1)
+    world.source.gate.clear()
+    world.demand(*files)
+    world.until(lambda: len(world.source.reads) == THREADS)
+    done = threading.Event()
+    world.objects.in_thread(1000, done.set)
+    world.until(lambda: 1000 in world.answers)
+    assert done.is_set() and world.answers == {1000: None}
+
+
+def test_other_work_that_fails_is_answered_too(world: World) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("oops")
+
+    world.objects.in_thread(1, fail)
+    world.until(lambda: world.answers)
+    assert isinstance(world.answers[1], RemoteFailed) and "oops" in str(world.answers[1])
+
+
+def begin_fill(world: World, files: list[Inode]) -> set[bytes]:
+    """Miss the first few; the names that are fetched in advance then."""
+    world.demand(*files[:FEWEST])
+    world.downloads.come()
+    world.until(lambda: len(world.answers) == FEWEST and len(world.downloads.on_the_way) == AT_ONCE)
+    return set(world.downloads.on_the_way)
+
+
+def test_no_more_than_a_few_are_fetched_in_advance_at_once_but_readers_do_not_wait(world: World) -> None:
+    files = world.files(200)
+    ahead = begin_fill(world, files)
+    for _ in range(5):
+        world.objects.turn()
+    assert len(world.downloads.on_the_way) == AT_ONCE
+    late = files[-5:]
+    assert not ahead & {inode.name for inode in late}
+    world.demand(*late, asker=1000)
+    assert len(world.downloads.on_the_way) == AT_ONCE + 5, "readers go first"
+    world.downloads.come(*ahead)
+    world.until(lambda: world.metrics.prefetched.value == AT_ONCE)
+    assert len(world.downloads.on_the_way) == AT_ONCE
+    while len(world.downloads.started) < len(files) or world.downloads.on_the_way:
+        world.downloads.come()
+        world.objects.turn()
+    world.until(lambda: len(world.answers) == FEWEST + 5)
+    assert set(world.downloads.started.values()) == {1}, "nothing is fetched twice"
+    assert all(world.cache.has_object(inode.digest) for inode in files)
+    assert world.metrics.prefetched.value == len(files) - FEWEST - 5
+
+
+def test_a_reader_joins_what_is_on_its_way_in_advance(world: World) -> None:
+    files = world.files(100)
+    name = min(begin_fill(world, files))
+    inode = next(inode for inode in files if inode.name == name)
+    world.demand(inode, inode, asker=1000)
+    world.downloads.come(name)
+    world.until(lambda: 1001 in world.answers)
+    assert world.answers[1000] == world.answers[1001] == content(name, SIZE)
+    assert world.downloads.started[name] == 1
+
+
+def test_one_failure_ends_the_fill_of_its_directory_but_not_the_readers(world: World) -> None:
+    files = world.files(200)
+    ahead = begin_fill(world, files)
+    bad = min(ahead)
+    world.source.errors[bad] = RemoteFailed("down")
+    world.downloads.come(bad, fail=True)
+    world.until(lambda: bad in world.read_paths() and len(world.objects._flights) < AT_ONCE)
+    started = sum(world.downloads.started.values())
+    world.downloads.come()
+    world.until(lambda: not world.downloads.on_the_way and not world.objects._flights)
+    assert sum(world.downloads.started.values()) == started
+    world.demand(files[-1], asker=1000)
+    world.downloads.come(files[-1].name)
+    world.until(lambda: 1000 in world.answers)
+    assert world.answers[1000] == content(files[-1].name, SIZE)
+
+
+def test_what_waits_to_be_verified_is_not_fetched(tmp_path: Path, make: Callable[..., World]) -> None:
+    """After a power cut: what is right on the disk is used, what is damaged is fetched."""
+    script = f"""
+import os
+from pathlib import Path
+from tests.unit.fetch.test_objects import World, content
+world = World(Path({str(tmp_path)!r}))
+for inode in world.files(20):
+    os.close(world.cache.publish(inode.digest, memoryview(content(inode.name, 1000))))
+world.cache.flush()
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[3])
+    world = make(boot_id="after the power cut")
+    files = world.files(20)  # the index is not trusted then
+    assert world.cache.verifying and not world.cache.has_object(files[0].digest)
+    damaged = next((tmp_path / "cache" / "unverified").rglob(files[0].digest.hex()))
+    damaged.write_bytes(b"?" * SIZE)
+    world.demand(*files)
+    world.until(lambda: len(world.answers) == 20)
+    assert [world.answers[n] for n in range(20)] == [content(inode.name, SIZE) for inode in files]
+    assert world.source.reads == [(files[0].name, 0.0)] and not world.downloads.started
