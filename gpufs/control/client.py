@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from gpufs import errors
-from gpufs.control.paths import Mount, socket_path
+from gpufs.control.paths import Mount, all_mounts, gpufs_mounts, socket_path
 from gpufs.errors import AccessDenied, DeadlineExceeded, GpufsError, MountFailed
 
 
@@ -52,10 +52,7 @@ def _connected(mount: Mount, timeout: float) -> Iterator[socket.socket]:
             sock.connect(socket_path(where, mount.owner))
             yield sock
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise NobodyListens(
-                f"no gpufs daemon answers for {where}: it is starting, stopping or dead; if it stays so, "
-                f"take the mount away with `gpufs umount {where}` and mount again"
-            ) from error
+            raise NobodyListens(_nobody_listens(mount)) from error
         except ConnectionError as error:
             raise NobodyListens(f"the gpufs daemon of {where} went away without an answer") from error
         except PermissionError as error:
@@ -64,6 +61,17 @@ def _connected(mount: Mount, timeout: float) -> Iterator[socket.socket]:
             ) from error
         except TimeoutError as error:
             raise DeadlineExceeded(f"the gpufs daemon of {where} gave no answer in {timeout:g} s") from error
+
+
+def _nobody_listens(mount: Mount) -> str:
+    where = mount.mountpoint
+    for other in gpufs_mounts(all_mounts()):
+        if other.device == mount.device and other.mountpoint != where:
+            return f"{where} shows the tree that is mounted on {other.mountpoint} too; name that"
+    return (
+        f"no gpufs daemon answers for {where}: it is starting, stopping or dead, or this is a bind mount of "
+        f"a tree that was unmounted elsewhere; if it stays so, take it away with `gpufs umount {where}`"
+    )
 
 
 def _read_reply(sock: socket.socket, mount: Mount, give_up: float) -> dict[str, Any]:

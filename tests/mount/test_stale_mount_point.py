@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mounts import Mounted, MountFactory, alive, is_mounted, wait_until
+from tests.mounts import Mounted, MountFactory, alive, detach, is_mounted, wait_until
 from tests.servers import S3Endpoint
 
 pytestmark = [
@@ -106,3 +106,20 @@ def test_a_mount_point_that_is_none(weed: S3Endpoint, mount: MountFactory, tmp_p
         done = mounted.command("mount", "s3://whatever", str(where), "-o", mounted.option_text())
         assert done.returncode == 1
         assert says in done.stderr
+
+
+def test_a_bind_mount_is_not_called_dead(tmp_path: Path, mount: MountFactory) -> None:
+    """The commands name the mount point that the daemon knows; without that, what else it may be."""
+    mounted = mount(str(tmp_path))
+    other = mounted.path.parent / "other"
+    other.mkdir()
+    subprocess.run(["mount", "--bind", mounted.path, other], check=True)
+    try:
+        for command in ("status", "refresh"):
+            said = mounted.command(command, str(other)).stderr
+            assert f"shows the tree that is mounted on {mounted.path} too" in said
+        subprocess.run(["umount", "-l", mounted.path], check=True)
+        mounted.path.rmdir()
+        assert "bind mount of a tree that was unmounted" in mounted.command("status", str(other)).stderr
+    finally:
+        detach(other)
