@@ -24,6 +24,7 @@ from .objects import modified_ns
 from .signed import CONNECT_TIMEOUT, READ_TIMEOUT
 from .versions import condition, is_same
 
+WHOLE_TIMEOUT = 30.0  # seconds for one object; read() has its turn after that, within the same deadline
 _SECRET_HOLDS = 60.0  # seconds until the credentials are asked for again
 _EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _RECEIVE = 512 << 10  # bytes libcurl may take from a socket at once
@@ -115,8 +116,7 @@ class S3Downloads:
         if data is not None:
             self._metrics.remote_bytes.add(len(data))
         else:
-            self._metrics.remote_errors.add()
-            self._metrics.retries.add()
+            self._metrics.remote_errors.add()  # the repeat is counted by whoever makes it
         ticket = transfer.end()
         if transfer.way is self._way:
             self._idle.append(transfer)
@@ -186,6 +186,7 @@ class _Transfer:
         curl.setopt(pycurl.HTTP_VERSION, pycurl.CURL_HTTP_VERSION_1_1)  # many connections, not many streams
         curl.setopt(pycurl.PROXY, way.location.proxy or "")
         curl.setopt(pycurl.CONNECTTIMEOUT_MS, int(CONNECT_TIMEOUT * 1000))
+        curl.setopt(pycurl.TIMEOUT_MS, int(WHOLE_TIMEOUT * 1000))
         curl.setopt(pycurl.LOW_SPEED_LIMIT, 1)
         curl.setopt(pycurl.LOW_SPEED_TIME, int(READ_TIMEOUT))
         curl.setopt(pycurl.BUFFERSIZE, _RECEIVE)
