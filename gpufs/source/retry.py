@@ -68,7 +68,7 @@ class Retry:
         if spent:
             tries = 1
             self._sleep(self._jitter() * _BASE)
-        left = budget - (self._clock() - start)
+        left = max(budget - (self._clock() - start), _LEAST)  # one attempt in any case: it says what is wrong
         while True:
             tries += 1
             self._metrics.remote_requests.add()

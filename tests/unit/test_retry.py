@@ -85,6 +85,24 @@ def test_an_attempt_is_never_started_that_could_not_end_in_time() -> None:
     assert min(bench.lefts) == pytest.approx(1.2)
 
 
+def test_what_was_spent_on_a_first_attempt_is_a_part_of_the_deadline() -> None:
+    bench = Bench(cost=1.0)
+    with pytest.raises(RemoteFailed, match=r"gave up after 7 tries in 5\d\.\d s"):
+        bench.retry.run("x", bench.failing(99, lambda: Transient("503")), spent=50.0)
+    assert bench.now <= 10.0
+    assert bench.waits[:3] == pytest.approx([0.05, 0.1, 0.2]), "the first attempt here is a second one"
+    counted = bench.metrics
+    assert (counted.remote_requests.value, counted.retries.value, counted.remote_errors.value) == (6, 6, 6)
+
+
+@pytest.mark.parametrize("spent", [59.9, 60.0, 61.0, 300.0])
+def test_with_all_spent_there_is_one_short_attempt_which_says_what_is_wrong(spent: float) -> None:
+    bench = Bench(cost=1.0)
+    with pytest.raises(DeadlineExceeded, match="silent"):
+        bench.retry.run("x", bench.failing(99, lambda: Transient("silent", timed_out=True)), spent=spent)
+    assert bench.lefts == pytest.approx([0.3])
+
+
 def test_a_final_error_is_not_repeated() -> None:
     bench = Bench()
     with pytest.raises(AccessDenied, match="no"):
