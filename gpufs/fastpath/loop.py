@@ -13,6 +13,7 @@ import lmdb
 from gpufs.cache.layout import Layout
 from gpufs.fastpath import wire
 from gpufs.fastpath.device import Device
+from gpufs.fastpath.interrupts import Interrupts
 from gpufs.fastpath.negotiation import LARGEST_READ
 from gpufs.fastpath.opening import Opening
 from gpufs.handoff.feed import Recorder
@@ -63,6 +64,7 @@ class Loop:
         self._data = memoryview(bytearray(LARGEST_READ))
         self._read_flags = os.RWF_NOWAIT
         self._internal = INTERNAL
+        self.interrupts = Interrupts(device)
         self.opens_forwarded: set[int] = set()  # uniques of OPENs the relay will see an answer to
         self._handlers: dict[int, Callable[[int, int], bool]] = {
             wire.LOOKUP: self._lookup,
@@ -75,12 +77,13 @@ class Loop:
             wire.IOCTL: self._not_implemented,  # Python's open() asks of every file whether it is a terminal
             wire.FORGET: self._no_reply,
             wire.BATCH_FORGET: self._no_reply,
-            wire.INTERRUPT: self._no_reply,
+            wire.INTERRUPT: self._interrupt,
         }
 
     def run(self) -> None:
         """Serve until the tree is unmounted."""
         unpack, handlers, fd = wire.IN_HEADER.unpack_from, self._handlers, self._device.fd
+        waiting = self.interrupts.waiting
         while True:
             try:
                 size = os.readv(fd, [self._buffer])
@@ -98,6 +101,7 @@ class Loop:
                 log.warning("the index cannot be read, the filesystem process is asked instead: %s", error)
                 done = False
             if not done:
+                waiting[unique] = int.from_bytes(self._request[_PID_AT : _PID_AT + 4], "little")
                 try:
                     self._pair.send(self._request[:size])
                 except ConnectionError:  # the filesystem process died; the kernel will ask again
@@ -204,6 +208,11 @@ class Loop:
 
     def _not_implemented(self, unique: int, number: int) -> bool:
         self._device.error(unique, errno.ENOSYS)
+        return True
+
+    def _interrupt(self, unique: int, number: int) -> bool:
+        (interrupted,) = wire.INTERRUPT_IN.unpack_from(self._buffer, _BODY)
+        self.interrupts.ask(interrupted)
         return True
 
     def _no_reply(self, unique: int, number: int) -> bool:

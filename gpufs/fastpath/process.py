@@ -66,6 +66,7 @@ def main() -> int:
     index = Index(objects.index_directory(source_id), source_id)
     own = Ownership(options.uid, options.gid, options.file_mode, options.dir_mode)
     loop = Loop(device, pair, index, objects, View(own), options.metadata_ttl, opening, recorder)
+    loop.interrupts.start()
     relay = Relay(device, pair, loop, opening, recorder, task.filesystem_pid).start()
     threading.Thread(target=_end_with, args=(relay,), daemon=True).start()
     threading.Thread(target=_feed, args=(recorder,), daemon=True).start()

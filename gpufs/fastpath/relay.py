@@ -55,7 +55,7 @@ class Relay:
     def _relay(self) -> None:
         box = bytearray(LARGEST_READ + (64 << 10))
         message = memoryview(box)
-        opens = self._loop.opens_forwarded
+        opens, waiting = self._loop.opens_forwarded, self._loop.interrupts.waiting
         while True:
             try:
                 size = self._pair.recv_into(box)
@@ -64,6 +64,7 @@ class Relay:
             if not size:
                 return
             _, error, unique = wire.OUT_HEADER.unpack_from(box)
+            waiting.pop(unique, None)
             if unique in opens:
                 opens.discard(unique)
                 if not error:

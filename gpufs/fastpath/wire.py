@@ -49,6 +49,9 @@ RELEASE_IN = Struct("<Q")
 # struct fuse_read_in: fh, offset, size (then read_flags, lock_owner, flags, padding)
 READ_IN = Struct("<QQI")
 
+# struct fuse_interrupt_in: unique
+INTERRUPT_IN = Struct("<Q")
+
 # struct fuse_attr: ino, size, blocks, atime, mtime, ctime, atimensec, mtimensec, ctimensec, mode,
 # nlink, uid, gid, rdev, blksize, flags
 ATTR = Struct("<QQQqqqIIIIIIIIII")

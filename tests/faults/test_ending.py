@@ -36,7 +36,7 @@ for number in range(64):
     children[pid] = number
 victim = pid
 print(victim, flush=True)
-failed = [children[pid] for pid, status in (os.wait() for _ in range(63)) if status or pid == victim]
+failed = [number for pid, number in children.items() if pid != victim and os.waitpid(pid, 0)[1]]
 print(json.dumps(failed), flush=True)
 print(os.waitpid(victim, 0)[1], flush=True)
 """
