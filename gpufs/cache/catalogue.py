@@ -88,9 +88,15 @@ class _Batch:
 class Catalogue:
     """Any thread. No method raises because LMDB failed: that is reported and the changes stay in memory."""
 
-    def __init__(self, directory: Path, failures: Failures, *, first: bool) -> None:
-        """Open it; `first` (nobody else has it open) allows to start anew when it is damaged."""
+    def __init__(
+        self, directory: Path, failures: Failures, exists: Callable[[bytes], bool], *, first: bool
+    ) -> None:
+        """Open it; `first` (nobody else has it open) allows to start anew when it is damaged.
+
+        `exists` tells whether there are files of an object.
+        """
         self._failures = failures
+        self._exists = exists
         self._user = _USER + os.urandom(8)
         self._lock = threading.Lock()
         self._flushing_lock = threading.Lock()
@@ -251,10 +257,13 @@ class Catalogue:
             self._change(digest, batch.changes.get(digest), entry)
 
     def remove(self, digest: bytes, only: Entry) -> None:
-        """Forget `digest` if its entry still is `only`, and not one published meanwhile."""
+        """Forget `digest` if its entry still is `only`, and not one published meanwhile.
+
+        Whatever the entry says, when there are no files any more.
+        """
         with self._lock:
             old = self._get(digest)
-            if old == only:
+            if old == only or not self._exists(digest):
                 self._change(digest, old, None)
 
     def _change(self, digest: bytes, old: Entry | None, new: Entry | None) -> None:
@@ -325,6 +334,9 @@ class Catalogue:
                 and new.accessed < old.accessed
             ):
                 # Another process completed the partial object after this was noted.
+                continue
+            if (new is not None) != self._exists(digest):
+                # Another process evicted it, or published it anew, after this was noted.
                 continue
             if old is not None:
                 txn.delete(_ACCESS.pack(old.accessed) + digest, db=self._by_access)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 
-from gpufs.cache.catalogue import Catalogue, Kind
+from gpufs.cache.catalogue import Catalogue, Entry, Kind
 from gpufs.cache.failures import Failures
 from gpufs.cache.layout import Layout, unlink
 from gpufs.cache.lru import LeastRecentlyUsed
@@ -33,32 +32,16 @@ class Eviction:
         self._failures = failures
         self._metrics = metrics
         self._policy = LeastRecentlyUsed()
-        self._lock = threading.Lock()
-        self._in_use: dict[bytes, int] = {}
         self._stopped = False
 
     def stop(self) -> None:
         """Keep nothing more from now on: the catalogue is about to close."""
         self._stopped = True
 
-    def use(self, digest: bytes) -> None:
-        """Evict `digest` last, until unuse()."""
-        with self._lock:
-            self._in_use[digest] = self._in_use.get(digest, 0) + 1
-
-    def unuse(self, digest: bytes) -> None:
-        with self._lock:
-            self._in_use[digest] -= 1
-            if not self._in_use[digest]:
-                del self._in_use[digest]
-
     def reserve(self, size: int) -> bool:
         """Take room for `size` bytes, evicting if need be; False when they cannot be kept."""
         if self._stopped or not self._space.possible(size):
             return False
-        if self._catalogue.unflushed > self._space.unflushed_limit:
-            # Others who share the directory must know before we go on.
-            self._catalogue.flush()
         try:
             if self._space.reserve(size):
                 return True
@@ -80,12 +63,15 @@ class Eviction:
                 return
             # Chosen first, so that no read transaction is open while files are removed. One round only:
             # when readers hold what was unlinked, evicting more and more would not help them.
-            for digest in self._policy.victims(self._catalogue.oldest(), wanted, self._in_use.__contains__):
+            for digest in self._policy.victims(self._catalogue.oldest(), wanted, self._is_in_use):
                 if self._drop(digest):
                     self._metrics.evictions.add()
             # Before the gate opens, so that no other process chooses the same victims.
             self._catalogue.flush()
             self._space.forget_measure()
+
+    def _is_in_use(self, digest: bytes, entry: Entry) -> bool:
+        return entry.kind is Kind.PARTIAL and self._layout.partial_is_in_use(digest)
 
     def remove(self, digest: bytes) -> int:
         """Remove one entry now; the bytes it held."""

@@ -32,13 +32,12 @@ class Keeper:
         self._sharing = sharing
         self._failures = failures
 
-    def opened(self) -> None:
-        """It is in use here from now on, until closed()."""
-        self._eviction.use(self._digest)
+    def opened(self, held: int) -> None:
+        """It is used from now on, and `held` bytes of it are there."""
         self._catalogue.touch(self._digest)
-
-    def closed(self) -> None:
-        self._eviction.unuse(self._digest)
+        known = self._catalogue.get(self._digest)
+        if known is not None and known.size != held:
+            self.holds(held)  # what the catalogue knows was evicted by another process
 
     def reserve(self, size: int) -> bool:
         """Take room for `size` bytes; False when they cannot be kept."""
@@ -66,10 +65,10 @@ class Keeper:
                     unlink(path + ".map")
                 elif not _names(target, fd):
                     return
+                # Before the gate opens: another process may evict it then.
+                self._catalogue.put(self._digest, Entry(size, checksum, time.time_ns(), Kind.OBJECT, ""))
         except OSError as error:
             self._failures.report("completing a partial object", error)
-            return
-        self._catalogue.put(self._digest, Entry(size, checksum, time.time_ns(), Kind.OBJECT, ""))
 
 
 def _names(path: str, fd: int) -> bool:

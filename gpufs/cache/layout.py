@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import shutil
@@ -69,6 +70,20 @@ class Layout:
         name = digest.hex()
         return f"{self.unverified}/{name[:2]}/{name}"
 
+    def partial_is_in_use(self, digest: bytes) -> bool:
+        """Whether any process has the partial object open. OSError."""
+        try:
+            fd = os.open(self.partial_path(digest), _READ)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     def partial_path(self, digest: bytes) -> str:
         return f"{self.partial}/{digest.hex()}"
 
@@ -77,6 +92,11 @@ class Layout:
 
     def has_object(self, digest: bytes) -> bool:
         return os.path.exists(self.object_path(digest))
+
+    def has_any(self, digest: bytes) -> bool:
+        """Whether there is a file of the object, whole, partial or unverified."""
+        paths = self.object_path(digest), self.partial_path(digest), self.unverified_path(digest)
+        return any(os.path.lexists(path) for path in paths)
 
     def move_to_objects(self, source: str, digest: bytes) -> None:
         """Publish `source` under its digest, in one atomic step."""
@@ -177,3 +197,9 @@ def _names(directory: str) -> list[str]:
         return os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def mark_in_use(fd: int) -> int:
+    """Have partial_is_in_use() say so as long as `fd`, or a duplicate of it, is open. OSError."""
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd

@@ -11,7 +11,7 @@ class LeastRecentlyUsed:
     """Victims in the order of their last access; what is in use goes last."""
 
     def victims(
-        self, oldest_first: Iterable[tuple[bytes, Entry]], wanted: int, in_use: Callable[[bytes], bool]
+        self, oldest_first: Iterable[tuple[bytes, Entry]], wanted: int, in_use: Callable[[bytes, Entry], bool]
     ) -> list[bytes]:
         """Digests whose removal frees at least `wanted` bytes; fewer when there are no more."""
         chosen: list[bytes] = []
@@ -19,7 +19,7 @@ class LeastRecentlyUsed:
         for digest, entry in oldest_first:
             if wanted <= 0:
                 return chosen
-            if in_use(digest):
+            if in_use(digest, entry):
                 spared.append((digest, entry))
                 continue
             chosen.append(digest)

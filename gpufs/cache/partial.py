@@ -14,7 +14,7 @@ import threading
 
 from gpufs.cache.checksum import CHUNK, combined_hash, content_hash
 from gpufs.cache.keeper import Keeper
-from gpufs.cache.layout import Layout, unlink, write_at
+from gpufs.cache.layout import Layout, mark_in_use, unlink, write_at
 
 _OPEN = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _CREATE = _OPEN | os.O_CREAT | os.O_EXCL
@@ -42,10 +42,11 @@ class Partial:
         self._promoted = files is None or self._map < 0
         if files is not None:
             self._hashes = self._map_hashes()
-            keeper.opened()
         # Chunks below this one are all there.
         self._filled = 0
         self._held = self._count()
+        if files is not None:
+            keeper.opened(self._held)
         self._writes = 0
         # A process may have been killed after the last chunk.
         self._promote_if_complete()
@@ -125,7 +126,7 @@ class Partial:
             if self._writes % _RECOUNT == 0:
                 # Another process may be filling it too.
                 self._held = self._count()
-            if not self._promoted:
+            if not self._promoted and self._named():
                 self._keeper.holds(self._held)
 
     def _promote_if_complete(self) -> None:
@@ -164,7 +165,6 @@ class Partial:
             os.close(self._map)
         os.close(self.fd)
         self.fd = self._map = -1
-        self._keeper.closed()
 
 
 def held_bytes(hashes: list[int], size: int) -> int:
@@ -202,7 +202,7 @@ def _open_data(layout: Layout, path: str, size: int) -> int:
         pass
     else:
         if os.fstat(fd).st_size == size:
-            return fd
+            return mark_in_use(fd)
         os.close(fd)
         unlink(path)
     # A map without its data would promise chunks that are not there: it goes first.
@@ -218,7 +218,7 @@ def _open_data(layout: Layout, path: str, size: int) -> int:
         os.close(fd)
         unlink(path)
         raise
-    return fd
+    return mark_in_use(fd)
 
 
 def _open_map(path: str, length: int) -> int:

@@ -54,7 +54,7 @@ def reconcile(
         if stop():
             return False
         entry = catalogue.get(digest)
-        if entry is not None and not _on_disk(layout, digest):
+        if entry is not None and not layout.has_any(digest):
             catalogue.remove(digest, entry)
     return True
 
@@ -95,8 +95,3 @@ def _check_partial(layout: Layout, catalogue: Catalogue, name: str) -> None:
     if known is None or known.size != held:
         source = known.source if known is not None else ""
         catalogue.put(digest, Entry(held, NO_HASH, time.time_ns(), Kind.PARTIAL, source))
-
-
-def _on_disk(layout: Layout, digest: bytes) -> bool:
-    paths = (layout.object_path(digest), layout.unverified_path(digest), layout.partial_path(digest))
-    return any(os.path.lexists(path) for path in paths)

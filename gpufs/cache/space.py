@@ -11,23 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpufs.cache.catalogue import charge_of
+from gpufs.cache.reservations import Reservations
 from gpufs.options import Size as Limit
 
 __all__ = ["Limit", "Space", "Usage"]
 
 _MIB = 2**20
-# Another process may keep as much as this before its catalogue rows are seen (see `unflushed_limit`).
-_MARGIN = 1024 * _MIB
-_UNFLUSHED = 256 * _MIB
 # Evicted at once, so that not every newcomer has to evict.
 _BATCH = 256 * _MIB
 _BATCH_FOR_DISK = 32 * _MIB
-# How long a count of what all processes keep is believed, and no longer than for as many bytes as
-# each of them may keep without telling.
+# For how long and for how many bytes of ours a count of what all processes keep is believed. So much may
+# be kept by others meanwhile: that much of the limit is never used.
 _COUNT_SECONDS = 0.1
+_COUNT_BYTES = 256 * _MIB
 # How long and for how many bytes one statvfs(2) is believed.
 _MEASURE_SECONDS = 1.0
 _MEASURE_BYTES = 4 * _MIB
+# With less than this to min_free each reservation measures anew: others write too.
+_NEARLY_FULL = 64 * _MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +43,30 @@ class Usage:
 class Space:
     """Both limits hold for every reservation made here. Any thread. statvfs failing raises OSError."""
 
-    def __init__(self, root: Path, cache_size: Limit, min_free: Limit, used: Callable[[], int]) -> None:
-        """`used` gives the bytes charged for all that is kept."""
+    def __init__(
+        self,
+        root: Path,
+        cache_size: Limit,
+        min_free: Limit,
+        used: Callable[[], int],
+        unflushed: Callable[[], int],
+    ) -> None:
+        """`used`: bytes charged for all that is kept; `unflushed`: those only this process knows of."""
         disk = os.statvfs(root)
         total = disk.f_blocks * disk.f_frsize
         self.limit = cache_size.in_bytes(total)
         self._min_free = min_free.in_bytes(total)
-        self._usable = self.limit - min(self.limit // 32, _MARGIN)
+        self._trusted = min(self.limit // 100, _COUNT_BYTES)
+        self._usable = self.limit - self._trusted
         self._root = root
         self._used = used
+        self._unflushed = unflushed
+        self._reservations = Reservations(root)
         self._lock = threading.Lock()
         self._in_flight = 0
         self._room = self._recount_at = self._budget = 0
         self._counted = self._measured = float("-inf")
         self._spent = 0
-
-    @property
-    def unflushed_limit(self) -> int:
-        """More than this must not be kept without telling the catalogue."""
-        return min(self.limit // 100, _UNFLUSHED)
 
     def possible(self, size: int) -> bool:
         """Whether something of `size` bytes could be kept at all, all else evicted."""
@@ -70,7 +76,10 @@ class Space:
         """Take room for `size` bytes in flight, if there is; to be given back by release()."""
         charge = charge_of(size)
         with self._lock:
+            # Before the others' are counted: of two that want the last room at once, none gets it.
+            self._tell(charge)
             if self._room_for(charge) < charge or self._disk_budget(charge) < charge:
+                self._tell()
                 return False
             self._in_flight += charge
             self._room -= charge
@@ -89,6 +98,16 @@ class Space:
         """The bytes are no longer in flight: they are in the catalogue, or nowhere."""
         with self._lock:
             self._in_flight -= charge_of(size)
+            self._tell()
+
+    def tell(self) -> None:
+        """The catalogue was flushed: what others count for us is less now."""
+        with self._lock:
+            self._tell()
+
+    def close(self) -> None:
+        """Take nothing any more; what is in flight is no longer counted by others."""
+        self._reservations.close()
 
     @property
     def in_flight(self) -> int:
@@ -98,7 +117,9 @@ class Space:
         """Bytes to evict so that `size` fit with something to spare; 0 when they fit already."""
         charge = charge_of(size)
         with self._lock:
-            used = self._used()
+            # In this order: what another process moves from the one into the other is not missed.
+            others = sum(self._reservations.of_others())
+            used = self._used() + others
             for_limit = used + self._in_flight + charge - self._usable
             for_disk = charge - self._disk_budget(charge)
         return max(
@@ -116,6 +137,9 @@ class Space:
         with self._lock:
             self._measured = self._counted = float("-inf")
 
+    def _tell(self, more: int = 0) -> None:
+        self._reservations.tell(self._in_flight + more, max(0, self._unflushed()))
+
     def _room_for(self, wanted: int) -> int:
         """Bytes the cache's own limit leaves: as counted, less all that was reserved since.
 
@@ -123,19 +147,21 @@ class Space:
         the threads of a busy process waiting for one another.
         """
         now = time.monotonic()
-        if self._room < max(wanted, self._recount_at) or now - self._counted > _COUNT_SECONDS:
-            self._room = self._usable - self._used() - self._in_flight
-            self._recount_at = self._room - self.unflushed_limit
+        if self._room - wanted < self._recount_at or now - self._counted > _COUNT_SECONDS:
+            others = sum(self._reservations.of_others())
+            self._room = self._usable - self._used() - others - self._in_flight
+            self._recount_at = max(0, self._room - self._trusted)
             self._counted = now
         return self._room
 
     def _disk_budget(self, wanted: int) -> int:
         now = time.monotonic()
         old = now - self._measured > _MEASURE_SECONDS or self._spent > _MEASURE_BYTES
-        if old or self._budget < wanted:
+        if old or self._budget < max(wanted, _NEARLY_FULL):
             disk = os.statvfs(self._root)
             # What is in flight may or may not be on the disk yet: counted as not.
-            self._budget = disk.f_bavail * disk.f_frsize - self._min_free - self._in_flight
+            in_flight = self._in_flight + self._reservations.of_others()[0]
+            self._budget = disk.f_bavail * disk.f_frsize - self._min_free - in_flight
             self._measured = now
             self._spent = 0
         return self._budget

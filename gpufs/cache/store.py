@@ -64,7 +64,13 @@ class Cache:
             with self._sharing.gate():
                 self._open()
                 self._sharing.join()
-            self._space = Space(directory, cache_size, min_free, lambda: self._catalogue.totals()[0])
+            self._space = Space(
+                directory,
+                cache_size,
+                min_free,
+                lambda: self._catalogue.totals()[0],
+                lambda: self._catalogue.unflushed,
+            )
         except OSError as error:
             self._sharing.close()
             raise CacheUnusable(f"cache directory {directory}: {error.strerror}") from error
@@ -89,7 +95,9 @@ class Cache:
                 # There is no state now, so a crash leaves everything to be verified: safe.
                 self._failures.report("writing the state", error)
         self._layout.make_subdirectories()
-        self._catalogue = Catalogue(self._layout.catalogue, self._failures, first=self.first)
+        self._catalogue = Catalogue(
+            self._layout.catalogue, self._failures, self._layout.has_any, first=self.first
+        )
         # A scan of the files is owed; after a crash scrub() does it, as only the last second is missing.
         self._owes_scan = self._catalogue.unclean or not complete
         if self._catalogue.lost:
@@ -247,10 +255,11 @@ class Cache:
     def flush(self) -> None:
         """Write catalogue changes and access times now; done every second anyway."""
         self._catalogue.flush()
+        self._space.tell()
 
     def _flush_often(self) -> None:
         while not self._closed.wait(_FLUSH_SECONDS):
-            self._catalogue.flush()
+            self.flush()
 
     def close(self) -> None:
         """Write all that is pending; the last user leaves the mark that all data is on the disk."""
@@ -276,6 +285,7 @@ class Cache:
             # Not marked: the next user verifies after a reboot, and scans.
             self._failures.report("closing", error)
         finally:
+            self._space.close()
             self._sharing.close()
 
 

@@ -8,7 +8,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gpufs.cache import CHUNK
+import pytest
+
+from gpufs.cache import CHUNK, space
 from tests.unit.cache.conftest import OpenCache
 from tests.unit.cache.helpers import (
     MIB,
@@ -165,8 +167,11 @@ def test_a_disk_filled_by_others_is_bypassed(small_disk: Path, opened: OpenCache
     assert lookup(cache, "after") == content("after", MIB)
 
 
-def test_a_disk_that_is_full_before_its_statistics_say_so(small_disk: Path, opened: OpenCache) -> None:
+def test_a_disk_that_is_full_before_its_statistics_say_so(
+    small_disk: Path, opened: OpenCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The free space was measured, then another program took it: write(2) gives ENOSPC."""
+    monkeypatch.setattr(space, "_NEARLY_FULL", 0)
     cache, metrics = opened(small_disk / "cache")
     publish(cache, "before", MIB)
     with open(small_disk / "other", "wb", buffering=0) as other:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 from tests.unit.cache.conftest import Launch, OpenCache
@@ -81,6 +82,46 @@ cache.close()
     cache.flush()
     assert cache.usage().bytes == bytes_on_disk(directory)
     assert metrics.cache_errors.value == 0
+
+
+def tell(other: subprocess.Popen[str], line: str) -> None:
+    assert other.stdin is not None and other.stdout is not None
+    other.stdin.write(line + "\n")
+    other.stdin.flush()
+    assert other.stdout.readline() == "done\n"
+
+
+def test_what_another_process_reads_from_goes_last(
+    directory: Path, opened: OpenCache, launch: Launch
+) -> None:
+    """A large object that is being filled is not evicted for small ones, though it is the oldest."""
+    other = launch(OTHER, directory)
+    assert other.stdout is not None and other.stdout.readline() == "True\n"
+    tell(other, "large = cache.open_partial(digest_of('large'), 3 * 4 * MIB)")
+    tell(other, "large.write(0, memoryview(bytes(4 * MIB))); cache.flush()")
+    cache, metrics = opened(directory, size=64 * MIB)
+    path = directory / "partial" / digest_of("large").hex()
+    for number in range(100):
+        publish(cache, number, MIB)
+    assert metrics.evictions.value > 30 and path.exists()
+    tell(other, "large.close()")
+    for number in range(100, 200):
+        publish(cache, number, MIB)
+    assert not path.exists()
+    other.communicate(timeout=60)
+
+
+def test_what_was_evicted_before_it_was_catalogued_is_not_counted(
+    directory: Path, opened: OpenCache, launch: Launch
+) -> None:
+    cache, _ = opened(directory, size=64 * MIB)
+    other = launch(OTHER, directory)
+    assert other.stdout is not None and other.stdout.readline() == "False\n"
+    tell(other, "publish(cache, 'theirs', MIB); publish(cache, 'more', MIB)")
+    assert cache.evict(digest_of("theirs")) == MIB
+    tell(other, "cache.flush()")
+    assert cache.usage().bytes == bytes_on_disk(directory) == MIB
+    other.communicate(timeout=60)
 
 
 def disk_use(directory: Path) -> int:
