@@ -46,8 +46,10 @@ class FetchProcess:
 
     async def object(self, inode: int) -> int:
         """A descriptor of the inode's whole object, the caller's to close. Raises what fetching raises."""
-        (fd,) = await self._ask(inode)
-        return fd
+        fds = await self._ask(inode)
+        if not fds:  # the kernel could not give us what came with the answer
+            raise RemoteFailed("too many open files; raise the limit (ulimit -n)")
+        return fds[0]
 
     async def settle(self) -> None:
         """Have all that was fetched so far counted, and seen in the cache's catalogue by other processes."""

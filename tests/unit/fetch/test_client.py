@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,6 +237,29 @@ def test_what_comes_for_an_asker_that_has_gone_is_closed(world: World) -> None:
         for number in (0, 1, 2):  # their answers come after those nobody waits for
             await world.check(number)
         assert descriptors() == before
+
+    world.drive(test)
+
+
+def test_without_a_descriptor_left_the_reader_is_told(world: World) -> None:
+    """The kernel delivers such an answer without what should come with it."""
+
+    async def test() -> None:
+        await world.check(0)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
+        taken = []
+        try:
+            with suppress(OSError):
+                while True:
+                    taken.append(os.dup(0))
+            with pytest.raises(RemoteFailed, match="open files"):
+                await world.fetch.object(world.inode(1).number)
+        finally:
+            for fd in taken:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        await world.check(1)
 
     world.drive(test)
 
