@@ -191,7 +191,7 @@ class Mount:
             # Answered by ourselves: after it the kernel's INIT is over, which would undo the settings.
             await workers.run(os.stat, mountpoint)
             if device := paths.device_of(mountpoint):
-                kernel.tune(device)
+                kernel.tune(device, fast_path=False)
         ready()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._objects.run, lambda: self._scan_cache(nursery))

@@ -123,7 +123,7 @@ class Supervisor:
             raise
         self._mount_device = paths.device_of(self._config.mountpoint)
         if self._mount_device is not None:
-            kernel.tune(self._mount_device)
+            kernel.tune(self._mount_device, fast_path=True)
         self._systemd.store(self._device_fd, self._table_fd)
         return self._serve(lives, ready)
 

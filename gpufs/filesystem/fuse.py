@@ -268,7 +268,8 @@ def _read_eagerly(fd: int) -> None:
     Its loop looks `_wait_fuse_readable` up in its module each time, so it can be given a better one.
     Every EAGER_REQUESTS-th request goes the long way, for the other tasks' sake. Whoever comes back
     from the long way looks again: another task may have taken what it was woken for, and the
-    following read would block the whole process.
+    following read would block the whole process. When the fast path has ended, nobody wants an answer,
+    and libfuse would complain about a device that gives nothing.
     """
     wait_long = getattr(pyfuse3, "_wait_fuse_readable", None)
     if wait_long is None:
@@ -281,13 +282,13 @@ def _read_eagerly(fd: int) -> None:
 
     async def wait_readable() -> bool:
         nonlocal eager
-        if eager and waiting(0):
+        if eager and (found := waiting(0)):
             eager -= 1
-            return True
+            return not found[0][1] & select.POLLHUP
         eager = EAGER_REQUESTS
         while await wait_long():
-            if waiting(0):
-                return True
+            if found := waiting(0):
+                return not found[0][1] & select.POLLHUP
         return False
 
     pyfuse3._wait_fuse_readable = wait_readable  # type: ignore[attr-defined]

@@ -44,6 +44,9 @@ def test_a_signal_unmounts(dataset: Dataset, mount: MountFactory, number: signal
     os.kill(mounted.pids()[-1], number)
     wait_until(lambda: gone(mounted), "the mount and its processes to end", 10)
     assert "msg=unmounted" in mounted.log()
+    others = {line for line in mounted.log().splitlines() if "level=" not in line}
+    assert not others, "libfuse complains of what was planned"
+    assert "/sys/fs/fuse" not in mounted.log(), "settings that the fast path does not need"
 
 
 def test_a_signal_while_the_tree_is_in_use(dataset: Dataset, mount: MountFactory) -> None:
