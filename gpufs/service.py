@@ -309,7 +309,10 @@ def main() -> int:
 
     With only READY_FD it mounts by itself; with the others it is the supervisor's filesystem process.
     """
-    config = MountConfig.from_json(sys.stdin.read())
+    document = sys.stdin.read()
+    if not document:  # whoever started this was ended before it could say what to do
+        return 1
+    config = MountConfig.from_json(document)
     setup_logging(config.options.log_level)
     ready_fd, *rest = map(int, sys.argv[1:])
     link = Link(rest[0], rest[1], bool(rest[2])) if rest else None

@@ -340,7 +340,10 @@ def main() -> int:
         config = MountConfig.from_json(state.config)
         setup_logging(config.options.log_level)
         return Supervisor(config).resume(state)
-    config = MountConfig.from_json(sys.stdin.read())
+    document = sys.stdin.read()
+    if not document:  # whoever started this was ended before it could say what to do
+        return 1
+    config = MountConfig.from_json(document)
     setup_logging(config.options.log_level)
     return report_to(int(sys.argv[1]), lambda ready: run(config, ready))
 

@@ -131,3 +131,12 @@ def test_a_stop_while_a_process_starts(
 ) -> None:
     with pytest.raises(Stopped):
         start(tmp_path, signals, monkeypatch, "os.kill(os.getppid(), 15); time.sleep(60)")
+
+
+@pytest.mark.parametrize("module", ["gpufs.supervisor", "gpufs.service"])
+def test_a_daemon_whose_command_was_interrupted_before_it_told_what_to_mount(module: str) -> None:
+    """Ctrl-C in the first moment: it ends without a word."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, "1"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
