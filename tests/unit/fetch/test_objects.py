@@ -162,6 +162,7 @@ class World:
         self.source.gate.set()
         for threads in (self.objects._threads, self.objects._apart):
             threads.shutdown()  # the process needs no such end: it ends as a whole
+        self.objects.turn()  # closes what still came
         os.close(self.objects._wake)
         self.objects._poll.close()
         self.downloads.close()
