@@ -6,9 +6,9 @@ import argparse
 import time
 from collections.abc import Callable
 
-from tests.bench import cache, crawl, fastpath, index, memory, names, startup
+from tests.bench import cache, crawl, fastpath, index, memory, names, pages, startup
 
-MODULES = (index, cache, names, fastpath, crawl, memory, startup)
+MODULES = (index, cache, names, fastpath, crawl, memory, pages, startup)
 
 
 def main() -> None:
