@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ from gpufs.errors import MountFailed
 from gpufs.fastpath.task import Task
 from gpufs.handoff.report import FAILED, READY
 from gpufs.options import MountConfig
+from gpufs.watchdog import EVERY, Watchdog
 
 PAIR_BUFFER = 8 << 20  # bytes in each direction of the socket pair; a reply of 1 MiB must fit
 START_PATIENCE = 90.0  # seconds a process has to become ready: the source's deadline and more
@@ -24,6 +26,8 @@ MODULES = "gpufs.service", "gpufs.fastpath.process"  # the filesystem process, t
 
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33  # <asm-generic/socket.h>
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+log = logging.getLogger("gpufs.supervisor")
 
 
 class StartFailed(MountFailed):
@@ -118,11 +122,18 @@ class Lives:
             self._await(name, self._answers.pop(name))
 
     def wait(self) -> tuple[str, int] | None:
-        """Until a process ends: which, and its exit status; or until a signal comes: None."""
+        """Until a process ends: which, and its exit status; or until a signal comes: None.
+
+        A filesystem process that hangs is killed.
+        """
+        watchdog = Watchdog(self._config.mountpoint)
         while True:
             if self._signals.take():
                 return None
-            readable, _, _ = select.select([*self._pidfds, self._signals.fileno()], [], [])
+            readable, _, _ = select.select([*self._pidfds, self._signals.fileno()], [], [], EVERY)
+            if not readable and watchdog.hangs(self._processes["filesystem"].pid):
+                log.error("the filesystem process has given no answer for a long time: killed")
+                self._processes["filesystem"].kill()
             ended = {self._pidfds[fd] for fd in readable if fd in self._pidfds}
             if not ended:
                 continue

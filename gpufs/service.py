@@ -224,7 +224,15 @@ class Mount:
     # -- the control socket
 
     def _handlers(self) -> dict[str, Handler]:
-        return {"status": self._status, "refresh": self._refresh, "evict": self._evict}
+        return {
+            "ping": self._ping,
+            "status": self._status,
+            "refresh": self._refresh,
+            "evict": self._evict,
+        }
+
+    async def _ping(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {}
 
     async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
         await self._objects.settle()

@@ -100,6 +100,32 @@ def test_new_code_that_does_not_start_is_not_used(
     read_all(mounted.path, dataset.objects)
 
 
+def test_a_filesystem_process_that_hangs_is_replaced(
+    dataset: Dataset, mount: MountFactory, tmp_path: Path
+) -> None:
+    """Who waited for it gets the right bytes; the log says what happened."""
+    mounted = mount(dataset.url, dataset.server, start=False)
+    mounted.may_log_errors = True
+    package = installed(mounted, tmp_path)
+    # A signal makes it hang, and the watchdog asks more often.
+    with (package / "service.py").open("r+") as service:
+        text = service.read().replace(
+            "def main() -> int:\n",
+            "def main() -> int:\n    signal.signal(signal.SIGUSR1, lambda *_: time.sleep(10**6))\n",
+        )
+        service.seek(0)
+        service.write(text)
+    with (package / "watchdog.py").open("a") as watchdog:
+        watchdog.write("\nEVERY, PATIENCE, MISSES = 0.1, 0.5, 3\n")
+    mounted.mount().crawled()
+    before = mounted.pids()
+    os.kill(before[0], signal.SIGUSR1)
+    read_all(mounted.path, dataset.objects)
+    after = mounted.pids()
+    assert after[-1] == before[-1] and not {*before[:-1]} & {*after}
+    assert "has given no answer for a long time: killed" in mounted.log()
+
+
 def test_what_the_old_process_was_fetching_is_answered_by_the_new_one(
     dataset: Dataset, mount: MountFactory, proxy: Callable[[S3Endpoint], FaultProxy]
 ) -> None:
