@@ -72,7 +72,8 @@ def _status_now(mount: paths.Mount) -> dict[str, Any]:
         with open(f"/proc/{parent}/cmdline", "rb") as command:
             supervised = b"gpufs.supervisor" in command.read()
         supervisor = parent if supervised else 0
-        return {"fast_path": supervised, "supervisor": supervisor, "pids": [filesystem, 0, supervisor]}
+        unknown = [0, 0]  # the fast path and the fetch process
+        return {"fast_path": supervised, "supervisor": supervisor, "pids": [filesystem, *unknown, supervisor]}
 
 
 @contextmanager
