@@ -59,22 +59,26 @@ class FetchProcess:
     async def run(self, died: Callable[[], None]) -> None:
         """Keep the process running and take its answers, for ever. `died` is called when it has ended."""
         while True:
-            self._process = await trio.to_thread.run_sync(self._start)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send_again)
-                await self._take_answers()
-                nursery.cancel_scope.cancel()
-            status = await trio.to_thread.run_sync(self._process.wait)
-            log.warning("the fetch process ended (status %d) and is started again", status)
-            self._process = None
-            died()
+            try:
+                self._process = await trio.to_thread.run_sync(self._start)
+            except OSError as error:
+                log.error("the fetch process cannot be started: %s", error)
+            else:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._send_again)
+                    await self._take_answers()
+                    nursery.cancel_scope.cancel()
+                status = await trio.to_thread.run_sync(self._process.wait)
+                log.warning("the fetch process ended (status %d) and is started again", status)
+                self._process = None
+                died()
             trio.lowlevel.notify_closing(self._near)
             self._near.close()
             self._near, self._far = _socket_pair()
             for number, request in list(self._requests.items()):
                 request.tries += 1
                 if request.tries == MOST_TRIES:
-                    failure = RemoteFailed("three processes have ended while they fetched it; see the log")
+                    failure = RemoteFailed("three processes ended, or did not start, over it; see the log")
                     self._finish(number, [], failure)
             await trio.sleep(PAUSE)
 

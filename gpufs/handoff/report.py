@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 
@@ -11,8 +10,6 @@ from gpufs.errors import GpufsError
 READY, FAILED = "ready", "failed: "
 # What a supervisor logs when it is not restarted; `gpufs restart` looks for it, also in older ones' logs.
 NOT_RESTARTED = "not restarted, the code that is installed now cannot take over: "
-
-log = logging.getLogger("gpufs")
 
 
 def report_to(ready_fd: int, work: Callable[[Callable[[], None]], int]) -> int:
@@ -31,6 +28,8 @@ def report_to(ready_fd: int, work: Callable[[Callable[[], None]], int]) -> int:
     try:
         return work(lambda: answer(READY))
     except GpufsError as error:
-        log.error("%s", error)
+        import logging  # commands that only want the words above start without it
+
+        logging.getLogger("gpufs").error("%s", error)
         answer(f"{FAILED}{error}")
         return 1

@@ -288,3 +288,20 @@ def test_a_process_that_does_not_end_is_killed(world: World, monkeypatch: pytest
     world.drive(test)
     world.fetch.close()
     assert children() == before
+
+
+def test_a_process_that_cannot_be_started_is_an_error_and_no_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory for another process, say: the reader is told, and the next one is served when there is."""
+    monkeypatch.setattr(client, "PAUSE", 0.01)
+    good = sys.executable
+    monkeypatch.setattr(client.sys, "executable", "/nonexistent/python")
+
+    async def test() -> None:
+        with pytest.raises(RemoteFailed, match="see the log"):
+            await world.fetch.object(world.inode(1).number)
+        monkeypatch.setattr(client.sys, "executable", good)
+        await world.check(2)
+
+    world.drive(test)
