@@ -15,7 +15,6 @@ from gpufs.cli.mounts import named_mount
 from gpufs.cli.output import printable
 from gpufs.control import client, paths
 from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
-from gpufs.handoff.report import NOT_RESTARTED
 
 _PATIENCE_S = 60.0
 _STATUS_PATIENCE_S = 10.0
@@ -82,6 +81,8 @@ def _refusals_of(supervisor: int) -> Iterator[Callable[[], str]]:
 
     A log that is no file (a terminal, the journal) tells nothing here.
     """
+    from gpufs.handoff.report import NOT_RESTARTED  # brings logging: other commands do without
+
     try:
         fd = os.open(f"/proc/{supervisor}/fd/2", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -96,7 +97,8 @@ def _refusals_of(supervisor: int) -> Iterator[Callable[[], str]]:
         def refusal() -> str:
             log.seek(start)
             whole_lines = log.read().decode(errors="replace").rpartition("\n")[0]
-            return whole_lines.partition(NOT_RESTARTED)[2].partition("\n")[0]
+            _, refused, why = whole_lines.partition(NOT_RESTARTED)
+            return refused + why.partition("\n")[0]
 
         yield refusal
 
@@ -116,7 +118,7 @@ def _await_new(
             if status["pids"][0] == old[0]:
                 last = now
         if why := refusal():
-            raise MountFailed(f"{mount.mountpoint} runs on as it was: {NOT_RESTARTED}{why}")
+            raise MountFailed(f"{mount.mountpoint} runs on as it was: {why}")
         time.sleep(_POLL_S)
     raise MountFailed(
         f"{mount.mountpoint} was not restarted within {_PATIENCE_S:.0f} s; its log says why "
