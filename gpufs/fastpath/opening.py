@@ -31,6 +31,9 @@ class Opening:
         self._close = close
         self._files: dict[int, int] = {}
         self._in_doubt = table.doubts()
+        for backing_id in table.strays() if passthrough else ():
+            if device.backing_close(backing_id):
+                table.saw(backing_id)
 
     def hit(self, unique: int, inode: int, open_object: Callable[[], int]) -> bool:
         """Answer an OPEN from the cache; False when the filesystem process must answer.
@@ -116,6 +119,7 @@ class Opening:
         if self._passthrough:
             try:
                 backing_id = self._device.backing_open(fd)
+                self._table.saw(backing_id)
             finally:
                 os.close(fd)
             try:

@@ -19,6 +19,7 @@ CACHED, PASSTHROUGH = 1, 2
 
 # In words of 8 bytes. A slot: inode (0: free), mode and backing id, opens.
 _USED_AT = 0  # slots ever used
+_HIGHEST_AT, _LEAVING_AT = 2, 3  # backing ids: the highest ever seen, the last taken out
 _DOUBT_AT = (8, 12)  # one for each thread that answers the kernel: unique, inode, opens before, opens after
 _AGREEMENT_AT, _AGREEMENT_SIZE = 128, 12  # in bytes
 _SLOTS_AT, _SLOT_WORDS = 512, 3
@@ -91,6 +92,7 @@ class OpenTable:
     def forget(self, inode: int) -> None:
         """Take an inode out."""
         entry = self._inodes.pop(inode)
+        self._words[_LEAVING_AT] = entry.backing_id
         self._words[_SLOTS_AT + entry.slot * _SLOT_WORDS] = 0
         self._free.append(entry.slot)
 
@@ -121,6 +123,18 @@ class OpenTable:
             if unique and before != (entry.opens if entry is not None else 0):
                 found[unique] = (thread, inode, after - before)
         return found
+
+    def strays(self) -> set[int]:
+        """Backing ids that a killed predecessor may have left with the kernel: opened and not entered yet, or
+        taken out and not closed yet. The kernel gives out ids in their order."""
+        highest, leaving = self._words[_HIGHEST_AT], self._words[_LEAVING_AT]
+        known = {entry.backing_id for entry in self._inodes.values()}
+        return {leaving, highest, highest + 1, highest + 2} - known - {0}
+
+    def saw(self, backing_id: int) -> None:
+        """The kernel has given out this id."""
+        if backing_id > self._words[_HIGHEST_AT]:
+            self._words[_HIGHEST_AT] = backing_id
 
     # -- what INIT settled holds for the life of the mount, as the table does
 

@@ -93,9 +93,10 @@ class Kernel:
 
     def backing_close(self, backing_id: int) -> bool:
         self.step()
-        self.registered.remove(backing_id)
+        known = backing_id in self.registered
+        self.registered.discard(backing_id)
         self.step()
-        return True
+        return known
 
 
 class Words:

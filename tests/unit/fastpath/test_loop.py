@@ -75,8 +75,9 @@ class SocketDevice(Device):
         return self._ids
 
     def backing_close(self, backing_id: int) -> bool:
-        self.backing.remove(backing_id)
-        return True
+        known = backing_id in self.backing
+        self.backing.discard(backing_id)
+        return known
 
 
 @dataclass
