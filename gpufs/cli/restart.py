@@ -15,6 +15,7 @@ from gpufs.cli.mounts import named_mount
 from gpufs.cli.output import printable
 from gpufs.control import client, paths
 from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
+from gpufs.handoff.report import NOT_RESTARTED
 
 _PATIENCE_S = 60.0
 _STATUS_PATIENCE_S = 10.0
@@ -81,8 +82,6 @@ def _refusals_of(supervisor: int) -> Iterator[Callable[[], str]]:
 
     A log that is no file (a terminal, the journal) tells nothing here.
     """
-    from gpufs.handoff.report import NOT_RESTARTED  # brings logging: other commands do without
-
     try:
         fd = os.open(f"/proc/{supervisor}/fd/2", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
