@@ -16,6 +16,7 @@ from gpufs.fastpath.device import Device
 from gpufs.fastpath.interrupts import Interrupts
 from gpufs.fastpath.negotiation import LARGEST_READ
 from gpufs.fastpath.opening import Opening
+from gpufs.fastpath.patience import Patience
 from gpufs.handoff.feed import Recorder
 from gpufs.handoff.handles import OURS
 from gpufs.index import Index, Inode
@@ -84,13 +85,17 @@ class Loop:
         """Serve until the tree is unmounted."""
         unpack, handlers, fd = wire.IN_HEADER.unpack_from, self._handlers, self._device.fd
         waiting = self.interrupts.waiting
+        patience = Patience(fd)
         while True:
             try:
                 size = os.readv(fd, [self._buffer])
+            except BlockingIOError:
+                patience.wait()
+                continue
             except OSError as error:
                 if error.errno == errno.ENODEV:
                     return
-                if error.errno not in (errno.ENOENT, errno.EINTR, errno.EAGAIN):
+                if error.errno not in (errno.ENOENT, errno.EINTR):
                     raise
                 continue  # the request was taken back before it could be read
             _, opcode, unique, inode = unpack(self._buffer)
