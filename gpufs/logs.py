@@ -11,3 +11,4 @@ def setup_logging(level: str) -> None:
         level=level.upper(),
         format="time=%(asctime)s level=%(levelname)s logger=%(name)s msg=%(message)s",
     )
+    logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells each time where credentials were found

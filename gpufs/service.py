@@ -24,6 +24,7 @@ from gpufs.control.server import Handler, serve
 from gpufs.errors import GpufsError, IndexUnwritable, MountFailed, NotFound
 from gpufs.fetch.client import FetchProcess
 from gpufs.fetch.fetcher import Fetcher
+from gpufs.fetch.messages import Wanted
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem import fuse, kernel
 from gpufs.filesystem.files import Files
@@ -151,9 +152,9 @@ class Mount:
                 nursery.cancel_scope.cancel()
                 files.close()
 
-    async def _object(self, inode: int) -> int:
+    async def _object(self, wanted: Wanted) -> int:
         with self._health.watch():
-            return await self._objects.object(inode)
+            return await self._objects.object(wanted)
 
     def _attach(self, operations: fuse.Operations) -> None:
         mountpoint, options = self._config.mountpoint, self._config.options

@@ -8,6 +8,7 @@ import itertools
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,10 +126,13 @@ class Layout:
         """A file on the cache's disk that has no name and is gone when closed."""
         return os.open(self.tmp, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
 
-    def clear_temporary(self) -> None:
+    def clear_temporary(self, older_than: float = 0.0) -> None:
+        """Remove temporary files that were last written so many seconds ago. OSError."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self.tmp):
-                unlink(f"{self.tmp}/{name}")
+                path = f"{self.tmp}/{name}"
+                if not older_than or time.time() - os.lstat(path).st_mtime > older_than:
+                    unlink(path)
 
 
 def unlink(path: str) -> bool:

@@ -35,6 +35,7 @@ from gpufs.errors import CacheUnusable
 from gpufs.metrics import Metrics
 
 _FLUSH_SECONDS = 1.0
+_STALE_SECONDS = 60.0  # age of a temporary file that nobody is writing any more
 
 
 class Cache:
@@ -144,6 +145,11 @@ class Cache:
     def verifying(self) -> bool:
         """Whether there may be entries that rescue() would give."""
         return self._unverified.waiting
+
+    @property
+    def limit(self) -> int:
+        """The bytes of `cache_size`."""
+        return self._space.limit
 
     def fits(self, size: int) -> bool:
         """Whether publish() of so many bytes would find room without evicting anything."""
@@ -258,8 +264,15 @@ class Cache:
         self._space.tell()
 
     def _flush_often(self) -> None:
+        cleared = time.monotonic()
         while not self._closed.wait(_FLUSH_SECONDS):
             self.flush()
+            if time.monotonic() - cleared > _STALE_SECONDS:
+                cleared = time.monotonic()
+                try:  # what a killed process has left, while others use the directory
+                    self._layout.clear_temporary(older_than=_STALE_SECONDS)
+                except OSError as error:
+                    self._failures.report("removing temporary files", error)
 
     def close(self) -> None:
         """Write all that is pending; the last user leaves the mark that all data is on the disk."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -12,13 +13,16 @@ from contextlib import suppress
 
 import trio
 
-from gpufs.errors import GpufsError, RemoteFailed
-from gpufs.fetch.messages import MESSAGE_SIZE, SETTLE, pack_request, unpack_answer
+from gpufs.errors import DeadlineExceeded, GpufsError, RemoteFailed
+from gpufs.fetch.messages import MESSAGE_SIZE, Wanted, pack_request, unpack_answer
 from gpufs.metrics import Metrics
 
 END_PATIENCE = 5.0  # seconds the process has to put things away
-PAUSE = 0.5  # seconds before it is started again
-MOST_TRIES = 3  # processes that may end over one request
+PATIENCE = 75.0  # seconds for an object: a source that is silent takes the deadline of 60 to fail
+SETTLE_PATIENCE = 2.0  # seconds
+SHORT_LIFE = 5.0  # seconds
+PAUSE, MOST_PAUSE = 0.1, 5.0  # seconds before it is started again; doubled with each short life
+MOST_TRIES = 5  # processes that may end over one request
 
 log = logging.getLogger("gpufs.fetch")
 
@@ -37,6 +41,7 @@ class FetchProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: dict[int, _Request] = {}
         self._last = 0
+        self._heard = -math.inf  # when the last answer came
         self._sending = trio.Lock()
 
     @property
@@ -44,21 +49,34 @@ class FetchProcess:
         """0 while there is none."""
         return self._process.pid if self._process is not None else 0
 
-    async def object(self, inode: int) -> int:
-        """A descriptor of the inode's whole object, the caller's to close. Raises what fetching raises."""
-        fds = await self._ask(inode)
-        if not fds:  # the kernel could not give us what came with the answer
-            raise RemoteFailed("too many open files; raise the limit (ulimit -n)")
-        return fds[0]
+    async def object(self, wanted: Wanted) -> int:
+        """A descriptor of the whole object, the caller's to close. Raises what fetching raises."""
+        began = trio.current_time()
+        with trio.move_on_after(PATIENCE):
+            fds = await self._ask(wanted)
+            if not fds:  # the kernel could not give us what came with the answer
+                raise RemoteFailed("too many open files; raise the limit (ulimit -n)")
+            return fds[0]
+        if self._process is not None and self._heard < began:
+            log.error("the fetch process has given no answer for %.0f s: it is killed", PATIENCE)
+            self._process.kill()
+        path = os.fsdecode(wanted.ref.path)
+        raise DeadlineExceeded(f"{path}: the fetch process gave no answer within {PATIENCE:.0f} s")
 
     async def settle(self) -> None:
-        """Have all that was fetched so far counted, and seen in the cache's catalogue by other processes."""
+        """Have all that was fetched so far counted, and seen in the cache's catalogue by other processes.
+
+        A process that stands still is not waited for.
+        """
         if self._process is not None:
-            await self._ask(SETTLE)
+            with trio.move_on_after(SETTLE_PATIENCE):
+                await self._ask(None)
 
     async def run(self, died: Callable[[], None]) -> None:
         """Keep the process running and take its answers, for ever. `died` is called when it has ended."""
+        short = 0  # lives in a row that were short
         while True:
+            began = trio.current_time()
             try:
                 self._process = await trio.to_thread.run_sync(self._start)
             except OSError as error:
@@ -77,10 +95,14 @@ class FetchProcess:
             self._near, self._far = _socket_pair()
             for number, request in list(self._requests.items()):
                 request.tries += 1
-                if request.tries == MOST_TRIES:
-                    failure = RemoteFailed("three processes ended, or did not start, over it; see the log")
+                if request.tries == MOST_TRIES and request.wanted is not None:
+                    path = os.fsdecode(request.wanted.ref.path)
+                    failure = RemoteFailed(
+                        f"{path}: {MOST_TRIES} processes ended, or did not start, over it; see the log"
+                    )
                     self._finish(number, [], failure)
-            await trio.sleep(PAUSE)
+            short = short + 1 if trio.current_time() - began < SHORT_LIFE else 0
+            await trio.sleep(min(PAUSE * 2**short, MOST_PAUSE))
 
     def close(self) -> None:
         """End the process; it gives up what it was at."""
@@ -108,12 +130,12 @@ class FetchProcess:
             process.stdin.write(self._config.encode())
         return process
 
-    async def _ask(self, inode: int) -> list[int]:
+    async def _ask(self, wanted: Wanted | None) -> list[int]:
         """The descriptors that came with the answer."""
         self._last = number = self._last + 1
-        request = self._requests[number] = _Request(inode)
+        request = self._requests[number] = _Request(wanted)
         try:
-            await self._send(pack_request(number, inode))
+            await self._send(pack_request(number, wanted))
             await request.answered.wait()
         except BaseException:
             self._requests.pop(number, None)
@@ -127,7 +149,7 @@ class FetchProcess:
         """To a new process, what the ended ones have not answered; more of it than the socket may hold."""
         for number, request in list(self._requests.items()):
             if request.tries and number in self._requests:  # else it was sent to the new one already
-                await self._send(pack_request(number, request.inode))
+                await self._send(pack_request(number, request.wanted))
 
     async def _send(self, message: bytes) -> None:
         """Does nothing when the process has died: run() has all sent again that was not answered."""
@@ -154,6 +176,7 @@ class FetchProcess:
                     if not message:
                         return
                     number, grown, error = unpack_answer(message)
+                    self._heard = trio.current_time()
                     self._metrics.add_growth(grown)
                     self._finish(number, fds, error)
 
@@ -167,10 +190,10 @@ class FetchProcess:
 
 
 class _Request:
-    __slots__ = ("answered", "error", "fds", "inode", "tries")
+    __slots__ = ("answered", "error", "fds", "tries", "wanted")
 
-    def __init__(self, inode: int) -> None:
-        self.inode = inode
+    def __init__(self, wanted: Wanted | None) -> None:
+        self.wanted = wanted
         self.tries = 0  # processes that have ended over it
         self.answered = trio.Event()
         self.fds: list[int] = []

@@ -11,27 +11,20 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum
-from typing import NamedTuple
 
 from gpufs.cache import CHUNK, Cache
 from gpufs.errors import GpufsError
-from gpufs.index import Index, Inode
+from gpufs.fetch.messages import Wanted
+from gpufs.index import Index
 from gpufs.source.base import Kind, ObjectRef
 
 SHARE = 0.02  # of a directory's files missed, that starts its fill
 FEWEST = 8  # misses in one directory; fewer say nothing about a job
-ROOM = 0.95  # of the cache's limit that a fill may use
+SPARE = 32 << 20  # bytes of room, or SPARE_SHARE of the limit if that is less, that a fill leaves to readers
+SPARE_SHARE = 0.05
 BATCH = 256  # names taken from the index at a time
 
 log = logging.getLogger("gpufs.fill")
-
-
-class Wanted(NamedTuple):
-    """An object to have before anybody asks."""
-
-    digest: bytes
-    ref: ObjectRef
-    directory: int
 
 
 class Later(Enum):
@@ -51,13 +44,13 @@ class EpochFill:
         self._queue: deque[int] = deque()
         self._missing: Iterator[Wanted | Later] = iter(())
 
-    def missed(self, inode: Inode) -> None:
-        """A reader had to wait for this file."""
-        directory = self._directories.setdefault(inode.parent, _Directory())
+    def missed(self, number: int) -> None:
+        """A reader had to wait for a file of this directory."""
+        directory = self._directories.setdefault(number, _Directory())
         directory.misses += 1
-        if not directory.wanted and directory.misses >= FEWEST and self._enough(inode.parent, directory):
+        if not directory.wanted and directory.misses >= FEWEST and self._enough(number, directory):
             directory.wanted = True
-            self._queue.append(inode.parent)
+            self._queue.append(number)
 
     def next(self) -> Wanted | Later | None:
         """What to fetch next; None for nothing. LATER: there is more, but do something else first."""
@@ -87,10 +80,9 @@ class EpochFill:
         directory = self._directories[number]
         path = self._index.path(number)
         below = path + b"/" if path else b""
+        spare = min(SPARE, int(self._cache.limit * SPARE_SHARE))
         after = None
         while batch := self._index.children(number, after, BATCH):
-            usage = self._cache.usage()
-            room = usage.limit * ROOM - usage.bytes
             for child in batch:
                 if self._directories.get(number) is not directory:  # given up
                     return
@@ -99,8 +91,7 @@ class EpochFill:
                     and 0 < child.size <= CHUNK
                     and not self._cache.has_object(child.digest)
                 ):
-                    room -= child.size
-                    if room < 0:
+                    if not self._cache.fits(child.size + spare):
                         return
                     yield Wanted(
                         child.digest, ObjectRef(below + child.name, child.version, child.size), number

@@ -1,35 +1,57 @@
 """What the filesystem process and its fetch process say to each other, one message each.
 
-A request names an inode whose object is wanted whole, or none: then all that was done shall be told
-and seen by others. An answer carries what the counters have grown by since the last one, why it
-failed (the name of one of our errors, and its text) or nothing, and the object's descriptor beside it.
+A request names an object that is wanted whole, or none: then all that was done shall be told and seen
+by others. It says all there is to know of the object: the fetch process may have no index that knows it,
+because the cache directory was removed.
+
+An answer carries what the counters have grown by since the last one, why it failed (the name of one of
+our errors, and its text) or nothing, and the object's descriptor beside it.
 """
 
 from __future__ import annotations
 
 from struct import Struct
+from typing import NamedTuple
 
 from gpufs import errors
 from gpufs.errors import GpufsError, RemoteFailed
 from gpufs.metrics import Metrics
+from gpufs.source.base import ObjectRef
 
-SETTLE = 0  # in place of an inode
-MESSAGE_SIZE = 4096  # bytes at most
+MESSAGE_SIZE = 8192  # bytes at most; the longest path has 4095
 
 _TEXT = 900  # characters of an error that are passed on
-_REQUEST = Struct("<QQ")
+_REQUEST = Struct("<Q16sQQH")  # number, digest, directory, size, length of the path; then path and version
+_NOTHING = bytes(16)
 _COUNTERS = len(Metrics().snapshot())
 _ANSWER = Struct(f"<Q{_COUNTERS}Q")
 _BYTES = MESSAGE_SIZE - _ANSWER.size
 
 
-def pack_request(number: int, inode: int) -> bytes:
-    return _REQUEST.pack(number, inode)
+class Wanted(NamedTuple):
+    """A version of an object, wanted whole; `digest` is its name in the cache, `directory` an inode."""
+
+    digest: bytes
+    ref: ObjectRef
+    directory: int
 
 
-def unpack_request(message: bytes) -> tuple[int, int]:
-    """The number of the request, and the inode or SETTLE."""
-    return _REQUEST.unpack(message)
+def pack_request(number: int, wanted: Wanted | None) -> bytes:
+    if wanted is None:
+        return _REQUEST.pack(number, _NOTHING, 0, 0, 0)
+    path, version, size = wanted.ref
+    head = _REQUEST.pack(number, wanted.digest, wanted.directory, size, len(path))
+    return head + path + version.encode("utf-8", "surrogateescape")
+
+
+def unpack_request(message: bytes) -> tuple[int, Wanted | None]:
+    """The number of the request, and what is wanted."""
+    number, digest, directory, size, length = _REQUEST.unpack_from(message)
+    if digest == _NOTHING:
+        return number, None
+    path = message[_REQUEST.size : _REQUEST.size + length]
+    version = message[_REQUEST.size + length :].decode("utf-8", "surrogateescape")
+    return number, Wanted(digest, ObjectRef(path, version, size), directory)
 
 
 def pack_answer(number: int, grown: tuple[int, ...], error: GpufsError | None) -> bytes:

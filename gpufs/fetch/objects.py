@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from gpufs.cache import Cache
 from gpufs.errors import GpufsError, RemoteFailed
-from gpufs.fetch.fill import LATER, EpochFill, Wanted
-from gpufs.index import Inode
+from gpufs.fetch.fill import LATER, EpochFill
+from gpufs.fetch.messages import Wanted
 from gpufs.metrics import Metrics
 from gpufs.source.base import ObjectRef, Source
 
@@ -78,19 +78,19 @@ class Objects:
             return 0
         return self._downloads.timeout() if self._downloads is not None else None
 
-    def demand(self, asker: int, path: bytes, inode: Inode) -> None:
+    def demand(self, asker: int, wanted: Wanted) -> None:
         """A reader waits for this object: `answer` will be told."""
-        self._fill.missed(inode)
-        flight = self._flights.get(inode.digest)
+        self._fill.missed(wanted.directory)
+        flight = self._flights.get(wanted.digest)
         if flight is not None:
             flight.asked.append(asker)
             return
-        fd = self._cache.open_object(inode.digest)  # it may have come since the reader looked
+        fd = self._cache.open_object(wanted.digest)  # it may have come since the reader looked
         if fd is not None:
             self._answer(asker, fd, None)
             os.close(fd)
             return
-        self._start(_Flight(inode.digest, ObjectRef(path, inode.version, inode.size), [asker]))
+        self._start(_Flight(wanted.digest, wanted.ref, [asker]))
 
     def in_thread(self, asker: int, work: Callable[[], None]) -> None:
         """Do `work`, which may wait, though not for the source, and tell `answer` then."""
@@ -132,8 +132,10 @@ class Objects:
         if self._downloads is None or self._cache.verifying or not self._downloads.start(flight.ref, flight):
             self._read(flight, again=False)
 
-    def _arrived(self, flight: _Flight, data: memoryview | None) -> None:
-        if data is None:  # whatever it was: reading it the long way will tell, or succeed
+    def _arrived(self, flight: _Flight, data: memoryview | GpufsError | None) -> None:
+        if isinstance(data, GpufsError):
+            self._landed(flight, None, data)
+        elif data is None:  # whatever it was: reading it the long way will tell, or succeed
             self._read(flight, again=True)
         elif len(data) > INLINE or not self._cache.fits(len(data)):
             self._submit(lambda: self._try_to_keep(flight, data), self._threads)

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpufs.cache import Cache
-from gpufs.errors import GpufsError, VersionGone
+from gpufs.errors import GpufsError
 from gpufs.fetch.fill import EpochFill
-from gpufs.fetch.messages import MESSAGE_SIZE, SETTLE, pack_answer, unpack_request
+from gpufs.fetch.messages import MESSAGE_SIZE, pack_answer, unpack_request
 from gpufs.fetch.objects import Objects
 from gpufs.index import Index
 from gpufs.logs import setup_logging
@@ -44,8 +44,7 @@ class Service:
             min_free=options.min_free,
             metrics=self._metrics,
         )
-        self._index = Index(self._cache.index_directory(source.id), source.id)
-        fill = EpochFill(self._index, self._cache)
+        fill = EpochFill(Index(self._cache.index_directory(source.id), source.id), self._cache)
         self._objects = Objects(source, self._cache, fill, self._metrics, self._answer)
 
     def run(self) -> None:
@@ -73,19 +72,12 @@ class Service:
                 return True
             if not message:
                 return False
-            number, inode = unpack_request(message)
-            if inode == SETTLE:
+            number, wanted = unpack_request(message)
+            if wanted is None:
                 self._objects.in_thread(number, self._cache.flush)
             else:
-                self._demand(number, inode)
+                self._objects.demand(number, wanted)
         return True
-
-    def _demand(self, number: int, inode_number: int) -> None:
-        inode = self._index.get(inode_number)
-        if inode is None:
-            self._answer(number, None, VersionGone(f"inode {inode_number} is no longer in the index"))
-        else:
-            self._objects.demand(number, self._index.path(inode_number), inode)
 
     def _answer(self, number: int, fd: int | None, error: GpufsError | None) -> None:
         message = pack_answer(number, self._metrics.growth(), error)

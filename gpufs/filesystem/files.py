@@ -11,6 +11,7 @@ from gpufs.cache import CHUNK, Cache, Partial
 from gpufs.errors import GpufsError, IsADirectory, VersionGone
 from gpufs.fetch.fetcher import Fetcher
 from gpufs.fetch.flight import SingleFlight
+from gpufs.fetch.messages import Wanted
 from gpufs.fetch.readahead import ReadAhead
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem.tree import Tree
@@ -70,11 +71,11 @@ class Files:
         tree: Tree,
         cache: Cache,
         fetcher: Fetcher,
-        whole_object: Callable[[int], Awaitable[int]],
+        whole_object: Callable[[Wanted], Awaitable[int]],
         metrics: Metrics,
         nursery: trio.Nursery,
     ) -> None:
-        """`whole_object` gives a descriptor of all of a small inode's bytes, see FetchProcess.object."""
+        """`whole_object` gives a descriptor of all bytes of a small object, see FetchProcess.object."""
         self._tree = tree
         self._whole_object = whole_object
         self._cache = cache
@@ -189,7 +190,7 @@ class Files:
         inode = file.inode
         try:
             if inode.size <= CHUNK:
-                file.hold(await self._whole_object(inode.number))
+                file.hold(await self._whole_object(Wanted(inode.digest, self._ref(inode), inode.parent)))
             else:
                 file.partial = await self._fetcher.open_partial(inode.digest, inode.size)
                 file.read_ahead = ReadAhead(file.partial.chunks)

@@ -123,6 +123,8 @@ class Tree:
         the kernel still has the old answers: it is told of that too.
         """
         reached = self._index.next_number()
+        if not path:
+            self._listed_singly = 0  # as good as a crawl
         result = await self._list_again(path)
         self._report(await self._workers.run(self._index.changes_since, self._told))
         self._told = reached

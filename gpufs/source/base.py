@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+from gpufs.errors import GpufsError
+
 
 class Kind(IntEnum):
     FILE = 1
@@ -91,8 +93,8 @@ class Abilities:
 class Downloads(Protocol):
     """Whole objects, many at once, by one thread that waits for all of them together.
 
-    For small objects, where a thread for each costs more than the object. What does not simply
-    succeed is not explained here, but to be read() then.
+    For small objects, where a thread for each costs more than the object. What neither succeeds nor is
+    refused for good is to be read() then.
     """
 
     def fileno(self) -> int:
@@ -104,8 +106,11 @@ class Downloads(Protocol):
     def start(self, ref: ObjectRef, ticket: Any) -> bool:
         """Begin to fetch; False when this object must be read()."""
 
-    def turn(self) -> Sequence[tuple[Any, memoryview | None]]:
-        """The tickets of those that have come, with all their bytes or None. Never waits."""
+    def turn(self) -> Sequence[tuple[Any, memoryview | GpufsError | None]]:
+        """The tickets of those that have come, with all their bytes, or why they cannot be had, or None.
+
+        Never waits.
+        """
 
     def intact(self, ref: ObjectRef, data: memoryview) -> bool:
         """Whether the bytes match the source's checksum, where there is one; in any thread."""

@@ -16,7 +16,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from gpufs.errors import AccessDenied, VersionGone
+from gpufs.errors import AccessDenied, GpufsError, VersionGone
 from gpufs.source.base import ObjectRef
 from gpufs.source.s3 import downloads as module
 from gpufs.source.s3 import objects, signed
@@ -66,7 +66,7 @@ class Driver:
     def __init__(self, made: Made) -> None:
         self.made = made
         self.downloads: S3Downloads = made.source.downloads()
-        self.got: dict[bytes, memoryview | None] = {}
+        self.got: dict[bytes, memoryview | GpufsError | None] = {}
         self._poll = select.poll()
         self._poll.register(self.downloads, select.POLLIN)
 
@@ -94,7 +94,7 @@ class Driver:
             self._poll.poll(1000 * (left if timeout is None else min(left, timeout)))
             self.got |= {ref.path: data for ref, data in self.downloads.turn()}
 
-    def one(self, key: str, version: str, size: int) -> memoryview | None:
+    def one(self, key: str, version: str, size: int) -> memoryview | GpufsError | None:
         assert self.start(key, version, size), "it was refused"
         self.got.clear()
         self.until(1)
@@ -110,7 +110,7 @@ class Lab:
     version: str
     driver: Driver
 
-    def get(self, size: int = len(BODY)) -> memoryview | None:
+    def get(self, size: int = len(BODY)) -> memoryview | GpufsError | None:
         return self.driver.one("k", self.version, size)
 
 
@@ -269,18 +269,20 @@ def test_credentials_that_were_refused_are_used_no_more_once_there_are_others(
 # -- what is not simply right
 
 
-def test_a_replaced_version_gives_none_and_read_says_so(lab: Lab, moto: S3Endpoint) -> None:
+def test_a_replaced_version_is_told_as_read_tells_it(lab: Lab, moto: S3Endpoint) -> None:
     bucket = lab.made.source.id.split("/")[2]
     assert lab.get() == BODY
     moto.put(bucket, {"k": BODY[::-1]})
-    assert lab.get() is None
+    replaced = lab.get()
     assert "if-match" in lab.proxy.seen("GET")[-1].headers
-    with pytest.raises(VersionGone):
+    with pytest.raises(VersionGone) as told:
         lab.made.read("k", lab.version, len(BODY))
+    assert isinstance(replaced, VersionGone) and str(replaced) == str(told.value)
     moto.client().delete_object(Bucket=bucket, Key="k")
-    assert lab.get() is None
-    with pytest.raises(VersionGone):
+    deleted = lab.get()
+    with pytest.raises(VersionGone) as told:
         lab.made.read("k", lab.version, len(BODY))
+    assert isinstance(deleted, VersionGone) and str(deleted) == str(told.value)
 
 
 BREAKS = [

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpufs.errors import GpufsError, NotFound, ObjectArchived, VersionGone
 from gpufs.metrics import Metrics
 from gpufs.source.base import ObjectRef
 
@@ -22,6 +23,7 @@ from .keys import plain_text
 from .location import Location
 from .objects import modified_ns
 from .signed import CONNECT_TIMEOUT, READ_TIMEOUT
+from .translate import Subject, refusal_of_answer
 from .versions import condition, is_same
 
 WHOLE_TIMEOUT = 30.0  # seconds for one object; read() has its turn after that, within the same deadline
@@ -29,6 +31,7 @@ _SECRET_HOLDS = 60.0  # seconds until the credentials are asked for again
 _EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _RECEIVE = 512 << 10  # bytes libcurl may take from a socket at once
 _CONNECTIONS = 256  # kept
+_MOST_REFUSAL = 4096  # bytes of the body of a refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class S3Downloads:
         self._active += 1
         return True
 
-    def turn(self) -> list[tuple[Any, memoryview | None]]:
+    def turn(self) -> list[tuple[Any, memoryview | GpufsError | None]]:
         pycurl = self._curl
         for fd, events in self._poll.poll(0):
             what = pycurl.CSELECT_IN if events & ~select.EPOLLOUT else 0
@@ -101,8 +104,8 @@ class S3Downloads:
             self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
         return self._finished() if self._active else []
 
-    def _finished(self) -> list[tuple[Any, memoryview | None]]:
-        done: list[tuple[Any, memoryview | None]] = []
+    def _finished(self) -> list[tuple[Any, memoryview | GpufsError | None]]:
+        done: list[tuple[Any, memoryview | GpufsError | None]] = []
         more = True
         while more:
             more, succeeded, failed = self._multi.info_read()
@@ -110,12 +113,14 @@ class S3Downloads:
             done += [self._take(curl.transfer, None) for curl, _, _ in failed]
         return done
 
-    def _take(self, transfer: _Transfer, data: memoryview | None) -> tuple[Any, memoryview | None]:
+    def _take(
+        self, transfer: _Transfer, data: memoryview | GpufsError | None
+    ) -> tuple[Any, memoryview | GpufsError | None]:
         self._multi.remove_handle(transfer.curl)
         self._active -= 1
-        if data is not None:
+        if isinstance(data, memoryview):
             self._metrics.remote_bytes.add(len(data))
-        else:
+        elif not isinstance(data, VersionGone):  # that is an answer
             self._metrics.remote_errors.add()  # the repeat is counted by whoever makes it
         ticket = transfer.end()
         if transfer.way is self._way:
@@ -205,7 +210,9 @@ class _Transfer:
         self._ref = ObjectRef(b"", "", 0)
         self._body = memoryview(b"")
         self._have = 0
+        self._status = 0
         self._answer: dict[str, str] = {}
+        self._refusal = b""
 
     def begin(self, secret: Secret | None, key: bytes, ref: ObjectRef, ticket: Any) -> None:
         if secret is not self._secret or not self._headers:
@@ -214,15 +221,22 @@ class _Transfer:
         self._body = memoryview(bytearray(ref.size))
         self._have = 0
         self._answer = {}
+        self._refusal = b""
+        self._subject = Subject(self.way.location.bucket, key)
         wanted = condition(ref.version)
         self.curl.setopt(self._pycurl.URL, self.way.location.url(key))
         self.curl.setopt(
             self._pycurl.HTTPHEADER, [*self._headers, f"If-Match: {wanted}"] if wanted else self._headers
         )
 
-    def result(self) -> memoryview | None:
-        """All bytes of the version that was wanted; None for anything else."""
-        if self.curl.getinfo(self._pycurl.RESPONSE_CODE) != 200 or self._have != self._ref.size:
+    def result(self) -> memoryview | GpufsError | None:
+        """All bytes of the version that was wanted; or why nobody can have them; None for anything else."""
+        if self._status != 200:
+            error = refusal_of_answer(self._subject, self._status, self._answer, self._refusal)
+            if isinstance(error, NotFound):
+                return VersionGone(f"{self._subject} was deleted")
+            return error if isinstance(error, (ObjectArchived, VersionGone)) else None
+        if self._have != self._ref.size:
             return None
         version, etag = self._ref.version, self._answer.get("etag", "")
         mtime_ns = 0 if etag and condition(version) else modified_ns(self._answer)  # it costs 15 us
@@ -246,6 +260,9 @@ class _Transfer:
                 self._headers.append(f"x-amz-security-token: {secret.token}")
 
     def _write(self, piece: bytes) -> int | None:
+        if self._status != 200:
+            self._refusal = (self._refusal + piece)[:_MOST_REFUSAL]
+            return None
         end = self._have + len(piece)
         if end > self._ref.size:
             return 0  # libcurl ends the transfer
@@ -254,7 +271,9 @@ class _Transfer:
         return None
 
     def _header(self, line: bytes) -> None:
-        if line[:1] in b"eElL":  # few lines are of interest
+        if line.startswith(b"HTTP/"):
+            self._status = int(line.split(None, 2)[1])
+        elif line[:1] in b"eElL":  # few lines are of interest
             name, _, value = line.partition(b":")
             lowered = name.lower()
             if lowered in (b"etag", b"last-modified"):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
-from gpufs.cache import CHUNK, Limit
+from gpufs.cache import CHUNK, Limit, store
 from gpufs.errors import CacheUnusable
 from tests.unit.cache.conftest import OpenCache
 from tests.unit.cache.helpers import (
@@ -120,3 +121,20 @@ def test_nothing_is_left_in_tmp(directory: Path, opened: OpenCache) -> None:
         publish(cache, number, 100)
     assert list((directory / "tmp").iterdir()) == []
     assert len(object_files(directory)) == 20
+
+
+def test_what_a_killed_process_was_writing_goes_while_others_live(
+    directory: Path, opened: OpenCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(store, "_STALE_SECONDS", 0.2)
+    opened(directory)
+    old, new = directory / "tmp" / "theirs.1", directory / "tmp" / "theirs.2"
+    old.write_bytes(b"half of an ob")
+    os.utime(old, (0, 0))
+    end = time.monotonic() + 20
+    while old.exists():
+        new.write_bytes(b"being written")
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert new.exists()

@@ -18,9 +18,10 @@ import trio
 import trio.testing
 
 from gpufs.cache import Cache
-from gpufs.errors import RemoteFailed, VersionGone
+from gpufs.errors import DeadlineExceeded, RemoteFailed, VersionGone
 from gpufs.fetch import client
 from gpufs.fetch.client import FetchProcess
+from gpufs.fetch.messages import Wanted
 from gpufs.index import ROOT, Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.options import MountConfig, Options, Size
@@ -30,10 +31,15 @@ FILES = 30
 PATIENCE = 20.0
 
 
+def wanted(inode: Inode) -> Wanted:
+    return Wanted(inode.digest, ObjectRef(inode.name, inode.version, inode.size), inode.parent)
+
+
 class World:
     """A directory with files, its index, a cache, and a fetch process for them."""
 
     def __init__(self, work: Path) -> None:
+        self.work = work
         self.data = work / "data"
         self.data.mkdir()
         self.files = {b"%03d" % n: os.urandom(1000 + n) for n in range(FILES)}
@@ -59,7 +65,7 @@ class World:
         return self.inodes[b"%03d" % number]
 
     async def contents(self, inode: Inode) -> bytes:
-        fd = await self.fetch.object(inode.number)
+        fd = await self.fetch.object(wanted(inode))
         try:
             return os.pread(fd, 1 << 20, 0)
         finally:
@@ -160,12 +166,10 @@ def test_errors_of_the_source_arrive_as_what_they_are(world: World) -> None:
     async def test() -> None:
         for inode in (gone, replaced):
             with pytest.raises(VersionGone) as there:
-                await world.fetch.object(inode.number)
+                await world.fetch.object(wanted(inode))
             with pytest.raises(VersionGone) as here:
                 world.source.read(ObjectRef(inode.name, inode.version, inode.size), 0, inode.size)
             assert str(there.value) == str(here.value)
-        with pytest.raises(VersionGone, match="no longer in the index"):
-            await world.fetch.object(99_999)
         await world.check(2)
 
     world.drive(test)
@@ -204,7 +208,7 @@ def test_more_requests_than_the_socket_holds_are_all_answered(world: World, numb
     world.drive(test)
 
 
-def test_a_request_that_ends_three_processes_fails_and_the_next_is_answered(
+def test_a_request_that_ends_process_after_process_fails_and_the_next_is_answered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "PAUSE", 0.01)
@@ -214,8 +218,8 @@ def test_a_request_that_ends_three_processes_fails_and_the_next_is_answered(
         assert useless
         monkeypatch.setattr(sys, "executable", useless)
         os.kill(await world.started(), signal.SIGKILL)
-        with pytest.raises(RemoteFailed, match="three processes"):
-            await world.fetch.object(world.inode(0).number)
+        with pytest.raises(RemoteFailed, match=r"^000: 5 processes"):
+            await world.fetch.object(wanted(world.inode(0)))
         monkeypatch.setattr(sys, "executable", python)
         await world.check(1)
 
@@ -230,7 +234,7 @@ def test_what_comes_for_an_asker_that_has_gone_is_closed(world: World) -> None:
         os.kill(pid, signal.SIGSTOP)
         async with trio.open_nursery() as nursery:
             for number in (0, 1, 2):
-                nursery.start_soon(world.fetch.object, world.inode(number).number)
+                nursery.start_soon(world.fetch.object, wanted(world.inode(number)))
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
         os.kill(pid, signal.SIGCONT)
@@ -254,7 +258,7 @@ def test_without_a_descriptor_left_the_reader_is_told(world: World) -> None:
                 while True:
                     taken.append(os.dup(0))
             with pytest.raises(RemoteFailed, match="open files"):
-                await world.fetch.object(world.inode(1).number)
+                await world.fetch.object(wanted(world.inode(1)))
         finally:
             for fd in taken:
                 os.close(fd)
@@ -300,8 +304,41 @@ def test_a_process_that_cannot_be_started_is_an_error_and_no_end(
 
     async def test() -> None:
         with pytest.raises(RemoteFailed, match="see the log"):
-            await world.fetch.object(world.inode(1).number)
+            await world.fetch.object(wanted(world.inode(1)))
         monkeypatch.setattr(client.sys, "executable", good)
         await world.check(2)
+
+    world.drive(test)
+
+
+def test_objects_come_though_the_cache_directory_was_removed(world: World) -> None:
+    """A process started after that opens an index that knows nothing."""
+
+    async def test() -> None:
+        await world.check(0)
+        shutil.rmtree(world.work / "cache")
+        os.kill(await world.started(), signal.SIGKILL)
+        await world.check(1)
+
+    world.drive(test)
+
+
+def test_a_process_that_stands_still_is_not_waited_for_without_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader gets a timeout, what asks for the status is not held up, and the next reader is served."""
+    monkeypatch.setattr(client, "PATIENCE", 1.0)
+    monkeypatch.setattr(client, "SETTLE_PATIENCE", 0.1)
+
+    async def test() -> None:
+        await world.check(0)
+        pid = await world.started()
+        os.kill(pid, signal.SIGSTOP)
+        with trio.fail_after(PATIENCE):
+            await world.fetch.settle()
+            with pytest.raises(DeadlineExceeded, match=r"^001: the fetch process"):
+                await world.fetch.object(wanted(world.inode(1)))
+            await world.started(before=pid)
+        await world.check(1)
 
     world.drive(test)

@@ -10,12 +10,14 @@ from gpufs import errors
 from gpufs.errors import GpufsError
 from gpufs.fetch.messages import (
     MESSAGE_SIZE,
+    Wanted,
     pack_answer,
     pack_request,
     unpack_answer,
     unpack_request,
 )
 from gpufs.metrics import Metrics
+from gpufs.source.base import ObjectRef
 from gpufs.source.s3.translate import CredentialsRefused, WrongRegion
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GpufsError)]
@@ -23,9 +25,19 @@ U64 = st.integers(0, 2**64 - 1)
 COUNTERS = len(Metrics().snapshot())
 
 
-@given(U64, U64)
-def test_requests_arrive_as_they_were_sent(number: int, inode: int) -> None:
-    assert unpack_request(pack_request(number, inode)) == (number, inode)
+WANTED = st.builds(
+    Wanted,
+    st.binary(min_size=16, max_size=16).filter(any),
+    st.builds(ObjectRef, st.binary(max_size=4095), st.text(max_size=100), U64),
+    U64,
+)
+
+
+@given(U64, st.none() | WANTED)
+def test_requests_arrive_as_they_were_sent(number: int, wanted: Wanted | None) -> None:
+    message = pack_request(number, wanted)
+    assert unpack_request(message) == (number, wanted)
+    assert len(message) <= MESSAGE_SIZE
 
 
 @given(

@@ -18,6 +18,7 @@ import pytest
 from gpufs.cache import Cache
 from gpufs.errors import AccessDenied, GpufsError, RemoteFailed
 from gpufs.fetch.fill import FEWEST, EpochFill
+from gpufs.fetch.messages import Wanted
 from gpufs.fetch.objects import AT_ONCE, INLINE, THREADS, Objects
 from gpufs.index import ROOT, Index, Inode
 from gpufs.metrics import Metrics
@@ -141,7 +142,9 @@ class World:
     def demand(self, *inodes: Inode, asker: int = 0) -> None:
         """Askers count up from `asker`."""
         for number, inode in enumerate(inodes, asker):
-            self.objects.demand(number, inode.name, inode)
+            self.objects.demand(
+                number, Wanted(inode.digest, ObjectRef(inode.name, inode.version, inode.size), inode.parent)
+            )
 
     def until(self, condition: Callable[[], object]) -> None:
         """Drive the objects as their process does."""

@@ -17,6 +17,7 @@ import trio.testing
 from gpufs.cache import CHUNK, Cache, Limit
 from gpufs.errors import NotADirectory, NotFound, VersionGone
 from gpufs.fetch.fetcher import Fetcher
+from gpufs.fetch.messages import Wanted
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem.files import Files
 from gpufs.filesystem.tree import Tree
@@ -189,16 +190,15 @@ class World:
         self._workers = Workers(8)
         self.files = Files(self.tree, cache, self.fetcher, self.whole_object, metrics, nursery)
 
-    async def whole_object(self, number: int) -> int:
+    async def whole_object(self, wanted: Wanted) -> int:
         """What the fetch process does, in a thread."""
-        inode = self.index.get(number)
-        assert inode is not None
-        return await self._workers.run(self._fetch, inode)
+        return await self._workers.run(self._fetch, wanted)
 
-    def _fetch(self, inode: Inode) -> int:
-        ref = ObjectRef(self.index.path(inode.number), inode.version, inode.size)
-        fd = self.cache.rescue(inode.digest)
-        return self.cache.publish(inode.digest, self.source.read(ref, 0, ref.size)) if fd is None else fd
+    def _fetch(self, wanted: Wanted) -> int:
+        fd = self.cache.rescue(wanted.digest)
+        if fd is None:
+            fd = self.cache.publish(wanted.digest, self.source.read(wanted.ref, 0, wanted.ref.size))
+        return fd
 
     async def find(self, path: str) -> Inode | None:
         """Walk to `path` by lookups, as the kernel does."""
