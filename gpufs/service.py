@@ -216,6 +216,8 @@ class Mount:
     async def _until_signal(self, nursery: trio.Nursery) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async for number in signals:
+                if self._operations is None:  # it is over anyway, and libfuse does not bear being told so
+                    continue
                 log.info("%s: unmounting", signal.Signals(number).name)
                 fuse.stop()
                 # Requests under way are answered first, unless the source keeps them too long.
@@ -325,6 +327,10 @@ def main() -> int:
     setup_logging(config.options.log_level)
     ready_fd, *rest = map(int, sys.argv[1:])
     link = Link(rest[0], rest[1], bool(rest[2])) if rest else None
+    if link is not None:
+        # While requests are served it is acted on. Later it must not cut the putting away short: the
+        # supervisor sends it when the tree is unmounted already, and kills whoever takes too long.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return report_to(ready_fd, lambda ready: run(config, ready, link))
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from hashlib import md5
 from pathlib import Path
 
+from gpufs.control.paths import socket_path
 from tests.faults.conftest import Dataset
 from tests.faults.data import check, errno_of_read, in_parallel, read_all
 from tests.mounts import MountFactory, alive, daemons_of, is_mounted, wait_until
@@ -145,3 +146,15 @@ def test_umount_while_new_readers_keep_coming(dataset: Dataset, mount: MountFact
         reading.result()
     assert not is_mounted(mounted.path) and not daemons_of(mounted.path)
     assert set(line.split(": ")[1] for line in late) <= {"No such file or directory"}
+
+
+def test_after_each_umount_all_is_put_away(dataset: Dataset, mount: MountFactory) -> None:
+    """The processes end by themselves, in order: no control socket is left, and the cache is marked clean."""
+    mounted = mount(dataset.url, dataset.server, start=False)
+    for _ in range(8):  # it is a matter of milliseconds who is told what first
+        pids = mounted.mount().pids()
+        mounted.umount()
+        wait_until(lambda pids=pids: not any(map(alive, pids)), "the processes to end", 10)
+        assert not os.path.exists(socket_path(str(mounted.path), os.geteuid()))
+        state = json.loads((mounted.cache / "state").read_bytes())
+        assert state["clean"] and state["catalogued"]
