@@ -68,7 +68,7 @@ def render(status: Status) -> str:
         (
             "opens",
             f"{status['opens']:,}: {counted(status['hits'], 'hit')}, "
-            f"{counted(status['misses'], 'miss', 'misses')}{_ratio(status)}",
+            f"{counted(status['misses'], 'miss', 'misses')}{_ratio(status)}{_ahead(status)}",
         ),
         (
             "remote",
@@ -91,6 +91,11 @@ def render(status: Status) -> str:
         rows.append(("hidden", f"{keys} that no path can name{_examples(status)}"))
     rows += [("log", printable(log)) for log in _logs(status["pids"])]
     return "\n".join([head, *(f"  {name:<8}{text}" for name, text in rows)])
+
+
+def _ahead(status: Status) -> str:
+    ahead = status.get("prefetched", 0)
+    return f"; {ahead:,} fetched before they were asked for" if ahead else ""
 
 
 def _fast_path(status: Status) -> str:

@@ -57,6 +57,10 @@ def test_people_see_sizes_and_the_hit_ratio() -> None:
     assert len(lines) == 6
 
 
+def test_what_was_fetched_in_advance_is_told() -> None:
+    assert "(87.5% hits); 1,200 fetched before" in render(STATUS | {"prefetched": 1200})
+
+
 def test_the_log_is_where_the_daemon_writes_it(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     with log.open("wb") as file, subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=file) as daemon:
