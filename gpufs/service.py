@@ -25,6 +25,7 @@ from gpufs.errors import GpufsError, IndexUnwritable, MountFailed, NotFound
 from gpufs.fetch.client import FetchProcess
 from gpufs.fetch.fetcher import Fetcher
 from gpufs.fetch.messages import Wanted
+from gpufs.fetch.warm import Parts, Warmups
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem import fuse, kernel
 from gpufs.filesystem.files import Files
@@ -43,6 +44,7 @@ from gpufs.view import Ownership, View
 
 MAX_REQUESTS = 512  # FUSE requests handled at once; most of them wait for the source
 JOIN_PATIENCE = 3.0  # seconds that work in threads has to end after everything else has
+LONGEST_WAIT = 5.0  # seconds in which a warm-up's progress is told, if nothing happens
 HIDDEN_SHOWN = 20  # hidden keys named in the status
 STOP_PATIENCE = 5.0  # seconds that requests under way have to end when the mount is told to stop
 
@@ -84,6 +86,7 @@ class Mount:
         self._index = Index(self._cache.index_directory(self._source.id), self._source.id)
         self._objects = FetchProcess(config.to_json(), self.metrics)
         self._tree: Tree
+        self._warmups: Warmups
         self._workers: Workers
         self._index_users: list[Tree | Workers] = []
         self._started = time.monotonic()
@@ -121,12 +124,25 @@ class Mount:
                 self._tell_kernel,
                 resumed=self._resumed,
             )
-            self._index_users = [tree, self._workers]
+            surveyors = Workers(2)
+            self._index_users = [tree, self._workers, surveyors]
             if self._index.listed(ROOT) is None:  # a known tree is shown at once, source or no source
                 await self._workers.run(self._source.check)
                 await tree.lookup(ROOT, b"")
             fetcher = Fetcher(self._source, self._cache, self.metrics, nursery)
             files = Files(tree, self._cache, fetcher, self._object, self.metrics, nursery)
+            self._warmups = Warmups(
+                Parts(
+                    tree,
+                    self._index,
+                    self._cache,
+                    fetcher,
+                    self._objects.ahead,
+                    self.metrics,
+                    nursery,
+                    surveyors,
+                )
+            )
             options = self._config.options
             operations = fuse.Operations(
                 tree,
@@ -232,6 +248,11 @@ class Mount:
             "status": self._status,
             "refresh": self._refresh,
             "evict": self._evict,
+            "warm_start": self._warm_start,
+            "warm_add": self._warm_add,
+            "warm_go": self._warm_go,
+            "warm_progress": self._warm_progress,
+            "warm_stop": self._warm_stop,
         }
 
     async def _ping(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -262,6 +283,7 @@ class Mount:
             "cache_bytes": usage.bytes,
             "cache_objects": usage.objects,
             "cache_limit": usage.limit,
+            "warming": self._warmups.shown(),
             "supervisor": self._supervisor(),
             "pids": self._pids(),
         }
@@ -281,6 +303,28 @@ class Mount:
         if self._operations is not None:
             await self._operations.told()
         return dict(result)
+
+    async def _warm_start(self, request: dict[str, Any]) -> dict[str, Any]:
+        return {"job": self._warmups.start(int(request["jobs"]), dry_run=bool(request["dry_run"]))}
+
+    async def _warm_add(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Name `paths` to warm, or only files, before all others; the positions of those not there."""
+        warmup = self._warmups.get(request["job"])
+        paths = [os.fsencode(str(path)) for path in request["paths"]]
+        return {"missing": await warmup.add(paths, only_files=bool(request["files"]))}
+
+    async def _warm_go(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._warmups.get(request["job"]).go()
+        return {}
+
+    async def _warm_progress(self, request: dict[str, Any]) -> dict[str, Any]:
+        warmup = self._warmups.get(request["job"])
+        await warmup.changed(min(float(request["wait"]), LONGEST_WAIT))
+        return warmup.progress()
+
+    async def _warm_stop(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._warmups.get(request["job"]).scope.cancel()
+        return {}
 
     async def _evict(self, request: dict[str, Any]) -> dict[str, Any]:
         await self._objects.settle()  # or what it has just kept would come back into the catalogue

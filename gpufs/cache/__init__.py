@@ -1,8 +1,9 @@
 """Objects of the remote dataset on a local disk."""
 
+from gpufs.cache.catalogue import charge_of
 from gpufs.cache.checksum import CHUNK
 from gpufs.cache.partial import Partial
 from gpufs.cache.space import Limit, Usage
 from gpufs.cache.store import Cache
 
-__all__ = ["CHUNK", "Cache", "Limit", "Partial", "Usage"]
+__all__ = ["CHUNK", "Cache", "Limit", "Partial", "Usage", "charge_of"]

@@ -73,6 +73,7 @@ class Entry:
 
 
 def charge_of(size: int) -> int:
+    """Bytes of the whole disk blocks that so many bytes take."""
     return -(-size // _BLOCK) * _BLOCK
 
 

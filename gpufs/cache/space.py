@@ -94,6 +94,14 @@ class Space:
             return self._room_for(charge) >= charge and self._disk_budget(charge) >= charge
         return False
 
+    def room(self, spare: int) -> int:
+        """Bytes that could be reserved now with `spare` bytes left; 0 if none."""
+        with self._lock, contextlib.suppress(OSError):
+            others = sum(self._reservations.of_others())
+            room = self._usable - self._used() - others - self._in_flight
+            return max(0, min(room, self._disk_budget(0)) - spare)
+        return 0
+
     def release(self, size: int) -> None:
         """The bytes are no longer in flight: they are in the catalogue, or nowhere."""
         with self._lock:

@@ -141,6 +141,11 @@ class Cache:
         """Whether the whole object is here, without counting as a use of it."""
         return self._layout.has_object(digest)
 
+    def held(self, digest: bytes) -> int:
+        """Bytes that are here of an object that is not whole, as far as is known."""
+        entry = self._catalogue.get(digest)
+        return entry.size if entry is not None and entry.kind is Kind.PARTIAL else 0
+
     @property
     def verifying(self) -> bool:
         """Whether there may be entries that rescue() would give."""
@@ -154,6 +159,10 @@ class Cache:
     def fits(self, size: int) -> bool:
         """Whether publish() of so many bytes would find room without evicting anything."""
         return self._space.fits(size)
+
+    def room(self, spare: int) -> int:
+        """Bytes of disk blocks that can be kept without evicting anything, `spare` being left free."""
+        return self._space.room(spare)
 
     def rescue(self, digest: bytes) -> int | None:
         """Like open_object for an entry that must be verified first. Reads all of it: a worker thread."""

@@ -81,6 +81,7 @@ def render(status: Status) -> str:
             f"in {counted(status['cache_objects'], 'object')}; {counted(status['evictions'], 'eviction')}",
         ),
     ]
+    rows += [("warming", _warming(warmup)) for warmup in status.get("warming", [])]
     if failing := status.get("source_error"):
         rows.append(("source", f"FAILING: {printable(failing)}"))
     if status["stale_served"]:
@@ -96,6 +97,16 @@ def render(status: Status) -> str:
 def _ahead(status: Status) -> str:
     ahead = status.get("prefetched", 0)
     return f"; {ahead:,} fetched before they were asked for" if ahead else ""
+
+
+def _warming(warmup: dict[str, Any]) -> str:
+    """A warm-up that is under way."""
+    named = [printable(path) or "everything" for path in warmup["paths"]]
+    more = f" and {warmup['more_paths']:,} more" if warmup["more_paths"] else ""
+    return (
+        f"{', '.join(named)}{more}: {warmup['cached']:,} of {counted(warmup['files'], 'file')}, "
+        f"{size_text(warmup['cached_bytes'])} of {size_text(warmup['bytes'])} cached"
+    )
 
 
 def _fast_path(status: Status) -> str:

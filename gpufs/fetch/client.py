@@ -8,13 +8,22 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import trio
 
 from gpufs.errors import DeadlineExceeded, GpufsError, RemoteFailed
-from gpufs.fetch.messages import MESSAGE_SIZE, Wanted, pack_request, unpack_answer
+from gpufs.fetch.messages import (
+    MESSAGE_SIZE,
+    NOBODY,
+    NOTHING,
+    Named,
+    Through,
+    Wanted,
+    pack_request,
+    unpack_answer,
+)
 from gpufs.metrics import Metrics
 
 END_PATIENCE = 5.0  # seconds the process has to put things away
@@ -53,15 +62,27 @@ class FetchProcess:
         """A descriptor of the whole object, the caller's to close. Raises what fetching raises."""
         began = trio.current_time()
         with trio.move_on_after(PATIENCE):
-            fds = await self._ask(wanted)
-            if not fds:  # the kernel could not give us what came with the answer
+            request = await self._ask(wanted)
+            if request.error is not None:
+                raise request.error
+            if not request.fds:  # the kernel could not give us what came with the answer
                 raise RemoteFailed("too many open files; raise the limit (ulimit -n)")
-            return fds[0]
+            return request.fds[0]
         if self._process is not None and self._heard < began:
             log.error("the fetch process has given no answer for %.0f s: it is killed", PATIENCE)
             self._process.kill()
         path = os.fsdecode(wanted.ref.path)
         raise DeadlineExceeded(f"{path}: the fetch process gave no answer within {PATIENCE:.0f} s")
+
+    async def ahead(self, inodes: Sequence[int], at_once: int) -> tuple[Through, GpufsError | None]:
+        """Have the objects of small files in the cache, as far as they fit; tells the first error too.
+
+        MOST_NAMED inodes at most. Raises when the process does not answer for them.
+        """
+        request = await self._ask(Named(at_once, tuple(inodes)))
+        if request.error is not None and not request.through.failed:
+            raise request.error
+        return request.through, request.error
 
     async def settle(self) -> None:
         """Have all that was fetched so far counted, and seen in the cache's catalogue by other processes.
@@ -70,7 +91,9 @@ class FetchProcess:
         """
         if self._process is not None:
             with trio.move_on_after(SETTLE_PATIENCE):
-                await self._ask(None)
+                request = await self._ask(None)
+                if request.error is not None:
+                    raise request.error
 
     async def run(self, died: Callable[[], None]) -> None:
         """Keep the process running and take its answers, for ever. `died` is called when it has ended."""
@@ -96,11 +119,11 @@ class FetchProcess:
             for number, request in list(self._requests.items()):
                 request.tries += 1
                 if request.tries == MOST_TRIES and request.wanted is not None:
-                    path = os.fsdecode(request.wanted.ref.path)
                     failure = RemoteFailed(
-                        f"{path}: {MOST_TRIES} processes ended, or did not start, over it; see the log"
+                        f"{_named(request.wanted)}: {MOST_TRIES} processes ended, or did not start, "
+                        "over it; see the log"
                     )
-                    self._finish(number, [], failure)
+                    self._finish(number, [], failure, NOTHING)
             short = short + 1 if trio.current_time() - began < SHORT_LIFE else 0
             await trio.sleep(min(PAUSE * 2**short, MOST_PAUSE))
 
@@ -130,8 +153,8 @@ class FetchProcess:
             process.stdin.write(self._config.encode())
         return process
 
-    async def _ask(self, wanted: Wanted | None) -> list[int]:
-        """The descriptors that came with the answer."""
+    async def _ask(self, wanted: Wanted | Named | None) -> _Request:
+        """The request with its answer."""
         self._last = number = self._last + 1
         request = self._requests[number] = _Request(wanted)
         try:
@@ -140,10 +163,11 @@ class FetchProcess:
         except BaseException:
             self._requests.pop(number, None)
             _close(request.fds)
+            if isinstance(wanted, Named):
+                with suppress(OSError):
+                    self._near.send(pack_request(number, NOBODY))
             raise
-        if request.error is not None:
-            raise request.error
-        return request.fds
+        return request
 
     async def _send_again(self) -> None:
         """To a new process, what the ended ones have not answered; more of it than the socket may hold."""
@@ -175,29 +199,37 @@ class FetchProcess:
                     message, fds, _, _ = socket.recv_fds(self._near, MESSAGE_SIZE, 1, socket.MSG_CMSG_CLOEXEC)
                     if not message:
                         return
-                    number, grown, error = unpack_answer(message)
+                    number, grown, error, through = unpack_answer(message)
                     self._heard = trio.current_time()
                     self._metrics.add_growth(grown)
-                    self._finish(number, fds, error)
+                    self._finish(number, fds, error, through)
 
-    def _finish(self, number: int, fds: list[int], error: GpufsError | None) -> None:
+    def _finish(self, number: int, fds: list[int], error: GpufsError | None, through: Through) -> None:
         request = self._requests.pop(number, None)
         if request is None:  # who asked was cancelled
             _close(fds)
             return
-        request.fds, request.error = fds, error
+        request.fds, request.error, request.through = fds, error, through
         request.answered.set()
 
 
 class _Request:
-    __slots__ = ("answered", "error", "fds", "tries", "wanted")
+    __slots__ = ("answered", "error", "fds", "through", "tries", "wanted")
 
-    def __init__(self, wanted: Wanted | None) -> None:
+    def __init__(self, wanted: Wanted | Named | None) -> None:
         self.wanted = wanted
         self.tries = 0  # processes that have ended over it
         self.answered = trio.Event()
         self.fds: list[int] = []
         self.error: GpufsError | None = None
+        self.through = NOTHING
+
+
+def _named(wanted: Wanted | Named) -> str:
+    """For people."""
+    if isinstance(wanted, Named):
+        return f"{len(wanted.numbers)} to be warmed"
+    return os.fsdecode(wanted.ref.path)
 
 
 def _close(fds: list[int]) -> None:

@@ -10,28 +10,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from enum import Enum
 
 from gpufs.cache import CHUNK, Cache
 from gpufs.errors import GpufsError
+from gpufs.fetch.ahead import LATER, Later, spare_of
 from gpufs.fetch.messages import Wanted
 from gpufs.index import Index
 from gpufs.source.base import Kind, ObjectRef
 
 SHARE = 0.02  # of a directory's files missed, that starts its fill
 FEWEST = 8  # misses in one directory; fewer say nothing about a job
-SPARE = 32 << 20  # bytes of room, or SPARE_SHARE of the limit if that is less, that a fill leaves to readers
-SPARE_SHARE = 0.05
 BATCH = 256  # names taken from the index at a time
 
 log = logging.getLogger("gpufs.fill")
-
-
-class Later(Enum):
-    LATER = 0
-
-
-LATER = Later.LATER
 
 
 class EpochFill:
@@ -80,7 +71,7 @@ class EpochFill:
         directory = self._directories[number]
         path = self._index.path(number)
         below = path + b"/" if path else b""
-        spare = min(SPARE, int(self._cache.limit * SPARE_SHARE))
+        spare = spare_of(self._cache)
         after = None
         while batch := self._index.children(number, after, BATCH):
             for child in batch:

@@ -2,15 +2,16 @@
 
 A request names an object that is wanted whole, or none: then all that was done shall be told and seen
 by others. It says all there is to know of the object: the fetch process may have no index that knows it,
-because the cache directory was removed.
+because the cache directory was removed. Or it names several inodes that are wanted in the cache before
+anybody reads them: those the fetch process must know.
 
-An answer carries what the counters have grown by since the last one, why it failed (the name of one of
-our errors, and its text) or nothing, and the object's descriptor beside it.
+An answer carries what the counters have grown by since the last one, what became of several inodes, why it
+failed (the name of one of our errors, and its text) or nothing, and the object's descriptor beside it.
 """
 
 from __future__ import annotations
 
-from struct import Struct
+from struct import Struct, pack, unpack_from
 from typing import NamedTuple
 
 from gpufs import errors
@@ -19,12 +20,14 @@ from gpufs.metrics import Metrics
 from gpufs.source.base import ObjectRef
 
 MESSAGE_SIZE = 8192  # bytes at most; the longest path has 4095
+MOST_NAMED = 256  # inodes in one request
 
 _TEXT = 900  # characters of an error that are passed on
 _REQUEST = Struct("<Q16sQQH")  # number, digest, directory, size, length of the path; then path and version
-_NOTHING = bytes(16)
+_NOTHING = bytes(16)  # in place of a digest
+_NAMED = b"\xff" * 16  # too: then `directory` is at_once, and the inodes follow
 _COUNTERS = len(Metrics().snapshot())
-_ANSWER = Struct(f"<Q{_COUNTERS}Q")
+_ANSWER = Struct(f"<Q{_COUNTERS + 5}Q")
 _BYTES = MESSAGE_SIZE - _ANSWER.size
 
 
@@ -36,26 +39,62 @@ class Wanted(NamedTuple):
     directory: int
 
 
-def pack_request(number: int, wanted: Wanted | None) -> bytes:
+class Named(NamedTuple):
+    """Some inodes, MOST_NAMED at most, wanted in the cache; `at_once` of them may be on their way.
+
+    With an `at_once` of 0: what was wanted by the request of that number is wanted no more.
+    """
+
+    at_once: int
+    numbers: tuple[int, ...]
+
+
+class Through(NamedTuple):
+    """Of some inodes: how many objects, and bytes, are cached now; were fetched for it; and could not be.
+
+    What is in none of them did not fit.
+    """
+
+    cached: int = 0
+    cached_bytes: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
+    failed: int = 0
+
+
+NOBODY = Named(0, ())
+NOTHING = Through()
+
+
+def pack_request(number: int, wanted: Wanted | Named | None) -> bytes:
     if wanted is None:
         return _REQUEST.pack(number, _NOTHING, 0, 0, 0)
+    if isinstance(wanted, Named):
+        numbers = wanted.numbers
+        head = _REQUEST.pack(number, _NAMED, wanted.at_once, 0, 0)
+        return head + pack(f"<{len(numbers)}Q", *numbers)
     path, version, size = wanted.ref
     head = _REQUEST.pack(number, wanted.digest, wanted.directory, size, len(path))
     return head + path + version.encode("utf-8", "surrogateescape")
 
 
-def unpack_request(message: bytes) -> tuple[int, Wanted | None]:
+def unpack_request(message: bytes) -> tuple[int, Wanted | Named | None]:
     """The number of the request, and what is wanted."""
     number, digest, directory, size, length = _REQUEST.unpack_from(message)
     if digest == _NOTHING:
         return number, None
+    if digest == _NAMED:
+        count = (len(message) - _REQUEST.size) // 8
+        return number, Named(directory, unpack_from(f"<{count}Q", message, _REQUEST.size))
     path = message[_REQUEST.size : _REQUEST.size + length]
     version = message[_REQUEST.size + length :].decode("utf-8", "surrogateescape")
     return number, Wanted(digest, ObjectRef(path, version, size), directory)
 
 
-def pack_answer(number: int, grown: tuple[int, ...], error: GpufsError | None) -> bytes:
-    head = _ANSWER.pack(number, *grown)
+def pack_answer(
+    number: int, grown: tuple[int, ...], error: GpufsError | None, through: Through = NOTHING
+) -> bytes:
+    head = _ANSWER.pack(number, *grown, *through)
     if error is None:
         return head
     # What a source has derived for itself is passed on as the error of ours that it is.
@@ -63,8 +102,9 @@ def pack_answer(number: int, grown: tuple[int, ...], error: GpufsError | None) -
     return head + f"{kind.__name__} {error}"[:_TEXT].encode(errors="backslashreplace")[:_BYTES]
 
 
-def unpack_answer(message: bytes) -> tuple[int, tuple[int, ...], GpufsError | None]:
-    """The number of the request, the counters' growth, and what failed."""
-    number, *grown = _ANSWER.unpack_from(message)
+def unpack_answer(message: bytes) -> tuple[int, tuple[int, ...], GpufsError | None, Through]:
+    """The number of the request, the counters' growth, what failed, and what became of several inodes."""
+    number, *values = _ANSWER.unpack_from(message)
     name, _, text = message[_ANSWER.size :].decode(errors="replace").partition(" ")
-    return number, tuple(grown), getattr(errors, name, RemoteFailed)(text) if name else None
+    error = getattr(errors, name, RemoteFailed)(text) if name else None
+    return number, tuple(values[:_COUNTERS]), error, Through(*values[_COUNTERS:])

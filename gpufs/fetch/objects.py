@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from gpufs.cache import Cache
 from gpufs.errors import GpufsError, RemoteFailed
-from gpufs.fetch.fill import LATER, EpochFill
+from gpufs.fetch.ahead import LATER, Ahead, Early
+from gpufs.fetch.fill import EpochFill
 from gpufs.fetch.messages import Wanted
 from gpufs.metrics import Metrics
 from gpufs.source.base import ObjectRef, Source
@@ -40,6 +41,8 @@ class _Flight:
     ref: ObjectRef
     asked: list[int] = field(default_factory=list)  # who waits for it
     directory: int | None = None  # whose fill it belongs to
+    ahead: list[Early] = field(default_factory=list)  # who wants it before it is read
+    early: bool = False  # nobody had asked for it when it was started
     started: float = field(default_factory=time.monotonic)
 
 
@@ -47,16 +50,23 @@ class Objects:
     """Lives in one thread: whoever calls one method calls them all, and turn() again and again."""
 
     def __init__(
-        self, source: Source, cache: Cache, fill: EpochFill, metrics: Metrics, answer: Answer
+        self,
+        source: Source,
+        cache: Cache,
+        ahead: Ahead,
+        fill: EpochFill,
+        metrics: Metrics,
+        answer: Answer,
     ) -> None:
         """`answer` must not keep the descriptor."""
         self._source = source
         self._cache = cache
+        self._ahead = ahead
         self._fill = fill
         self._metrics = metrics
         self._answer = answer
         self._flights: dict[bytes, _Flight] = {}
-        self._more_to_fill = False
+        self._more_to_start = False
         self._threads = ThreadPoolExecutor(THREADS, "gpufs fetch")
         self._apart = ThreadPoolExecutor(1, "gpufs work")  # for what must not wait behind the source
         self._results: deque[Callable[[], None]] = deque()  # of the threads
@@ -74,7 +84,7 @@ class Objects:
 
     def timeout(self) -> float | None:
         """Seconds after which turn() has something to do in any case."""
-        if self._more_to_fill and len(self._flights) < AT_ONCE:
+        if self._more_to_start and len(self._flights) < AT_ONCE:
             return 0
         return self._downloads.timeout() if self._downloads is not None else None
 
@@ -115,17 +125,30 @@ class Objects:
         if self._downloads is not None:
             for flight, data in self._downloads.turn():
                 self._arrived(flight, data)
-        self._fill_up()
+        self._more_to_start = self._start_ahead() or self._fill_up()
 
-    def _fill_up(self) -> None:
-        self._more_to_fill = True
+    def _start_ahead(self) -> bool:
+        """What somebody has named comes before what may be wanted. True when there is more, but later."""
+        while len(self._flights) < max(AT_ONCE, self._ahead.at_once):
+            early = self._ahead.next()
+            if not isinstance(early, Early):
+                return early is LATER
+            flight = self._flights.get(early.digest)
+            if flight is not None:
+                flight.ahead.append(early)
+            else:
+                self._start(_Flight(early.digest, early.ref, ahead=[early], early=True))
+        return False
+
+    def _fill_up(self) -> bool:
+        """True when there is more, but later."""
         while len(self._flights) < AT_ONCE:
             wanted = self._fill.next()
             if not isinstance(wanted, Wanted):
-                self._more_to_fill = wanted is LATER
-                return
+                return wanted is LATER
             if wanted.digest not in self._flights:
-                self._start(_Flight(wanted.digest, wanted.ref, directory=wanted.directory))
+                self._start(_Flight(wanted.digest, wanted.ref, directory=wanted.directory, early=True))
+        return True
 
     def _start(self, flight: _Flight) -> None:
         self._flights[flight.digest] = flight
@@ -192,11 +215,13 @@ class Objects:
             self._answer(asker, fd, error)
         if fd is not None:
             os.close(fd)
-        if flight.directory is not None:
-            if error is None:
+        for early in flight.ahead:
+            self._ahead.landed(early, error)
+        if error is None:
+            if flight.early:
                 self._metrics.prefetched.add()
-            else:
-                self._fill.failed(flight.directory, error)
+        elif flight.directory is not None:
+            self._fill.failed(flight.directory, error)
 
 
 def _failure(error: Exception) -> GpufsError:

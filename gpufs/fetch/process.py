@@ -18,8 +18,9 @@ from pathlib import Path
 
 from gpufs.cache import Cache
 from gpufs.errors import GpufsError
+from gpufs.fetch.ahead import Ahead
 from gpufs.fetch.fill import EpochFill
-from gpufs.fetch.messages import MESSAGE_SIZE, pack_answer, unpack_request
+from gpufs.fetch.messages import MESSAGE_SIZE, Named, Through, pack_answer, unpack_request
 from gpufs.fetch.objects import Objects
 from gpufs.index import Index
 from gpufs.logs import setup_logging
@@ -44,8 +45,10 @@ class Service:
             min_free=options.min_free,
             metrics=self._metrics,
         )
-        fill = EpochFill(Index(self._cache.index_directory(source.id), source.id), self._cache)
-        self._objects = Objects(source, self._cache, fill, self._metrics, self._answer)
+        index = Index(self._cache.index_directory(source.id), source.id)
+        self._ahead = Ahead(index, self._cache, self._tell)
+        fill = EpochFill(index, self._cache)
+        self._objects = Objects(source, self._cache, self._ahead, fill, self._metrics, self._answer)
 
     def run(self) -> None:
         """Until nobody can ask any more. What is on its way then is given up."""
@@ -75,13 +78,20 @@ class Service:
             number, wanted = unpack_request(message)
             if wanted is None:
                 self._objects.in_thread(number, self._cache.flush)
-            else:
+            elif not isinstance(wanted, Named):
                 self._objects.demand(number, wanted)
+            elif wanted.at_once:
+                self._ahead.ask(number, wanted.at_once, wanted.numbers)
+            else:
+                self._ahead.cancel(number)
         return True
 
     def _answer(self, number: int, fd: int | None, error: GpufsError | None) -> None:
         message = pack_answer(number, self._metrics.growth(), error)
         socket.send_fds(self._socket, [message], [] if fd is None else [fd])
+
+    def _tell(self, number: int, through: Through, error: GpufsError | None) -> None:
+        self._socket.send(pack_answer(number, self._metrics.growth(), error, through))
 
 
 def main() -> None:

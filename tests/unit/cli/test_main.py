@@ -35,6 +35,7 @@ HEAVY = {"boto3", "botocore", "obstore", "trio", "pyfuse3", "lmdb", "asyncio", "
         (["umount", "/proc"], 1, "gpufs: /proc is not a gpufs mount (gpufs status lists them)\n"),
         (["status", "/proc"], 1, "gpufs: /proc is not a gpufs mount (gpufs status lists them)\n"),
         (["refresh", "/etc/x"], 1, "gpufs: /etc/x is not inside a gpufs mount (gpufs status lists them)\n"),
+        (["warm", "/etc/x"], 1, "gpufs: /etc/x is not inside a gpufs mount (gpufs status lists them)\n"),
         (["evict", "/etc/x"], 1, "gpufs: /etc/x is not inside a gpufs mount (gpufs status lists them)\n"),
         (
             ["mount", "--config", "/none.toml"],
@@ -64,7 +65,7 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert (caught.value.code, capsys.readouterr().out) == (0, f"gpufs {__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["mount", "umount", "status", "refresh", "evict", "install"])
+@pytest.mark.parametrize("command", ["mount", "umount", "status", "warm", "refresh", "evict", "install"])
 def test_the_help_of_a_command_shows_how_it_is_used(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([command, "--help"])
@@ -97,6 +98,7 @@ def test_an_error_of_the_daemon_reaches_the_user(
     [
         "import gpufs.cli, gpufs.cli.mount, gpufs.cli.helper",
         "import gpufs.cli; gpufs.cli.main(['status'])",
+        "import gpufs.cli; gpufs.cli.main(['warm', '/etc'])",
         "import gpufs.cli\ntry: gpufs.cli.main(['mount', '--help'])\nexcept SystemExit: pass",
         "import gpufs.cli; gpufs.cli.main(['mount', 's3://b', '/none', '-o', 'region=r'])",
     ],

@@ -185,3 +185,13 @@ def test_refresh_and_evict_tell_what_they_did(
     monkeypatch.setattr(client, "call", lambda *_, **__: result)
     assert main([text.split()[0], "/data/x"]) == 0
     assert capsys.readouterr().out == text
+
+
+def test_what_is_being_warmed_is_shown() -> None:
+    warmup = {"paths": ["", "a\n"], "more_paths": 0, "files": 1000, "bytes": 1 << 30}
+    warmup |= {"cached": 10, "cached_bytes": 1 << 20}
+    text = render(STATUS | {"warming": [warmup, warmup | {"paths": ["b"], "more_paths": 3}]})
+    numbers = "10 of 1,000 files, 1.00 MiB of 1.00 GiB cached"
+    assert f"  warming everything, a\\n: {numbers}" in text
+    assert f"  warming b and 3 more: {numbers}" in text
+    assert "warming" not in render(STATUS | {"warming": []})

@@ -208,6 +208,67 @@ def test_more_requests_than_the_socket_holds_are_all_answered(world: World, numb
     world.drive(test)
 
 
+def test_several_at_once_are_had_in_advance_whatever_happens_to_the_process(world: World) -> None:
+    """Another process takes over what a killed one had not told; nothing is counted twice."""
+
+    async def test() -> None:
+        await world.check(0)
+        (world.data / "001").unlink()
+        numbers = [world.inode(number).number for number in range(FILES)]
+        pid = await world.started()
+        os.kill(pid, signal.SIGSTOP)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(kill_when_asked, pid)
+            through, error = await world.fetch.ahead(numbers, 4)
+        assert (through.cached, through.fetched, through.failed) == (FILES - 1, FILES - 2, 1)
+        assert through.fetched_bytes == sum(map(len, world.files.values())) - 1000 - 1001
+        assert through.cached_bytes == through.fetched_bytes + 1000
+        assert isinstance(error, VersionGone)
+        await world.fetch.settle()
+        assert world.metrics.prefetched.value == FILES - 2
+
+    async def kill_when_asked(pid: int) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(pid, signal.SIGKILL)
+
+    world.drive(test)
+
+
+def test_of_several_that_nobody_waits_for_any_more_the_rest_is_not_fetched(world: World) -> None:
+    async def test() -> None:
+        await world.check(0)
+        pid = await world.started()
+        os.kill(pid, signal.SIGSTOP)
+        numbers = [world.inode(number).number for number in range(FILES)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.fetch.ahead, numbers, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        os.kill(pid, signal.SIGCONT)
+        await world.fetch.ahead(numbers[-1:], 1)
+        await world.fetch.settle()
+        assert world.metrics.remote_requests.value == 2
+
+    world.drive(test)
+
+
+def test_several_that_end_process_after_process_are_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PAUSE", 0.01)
+
+    async def test() -> None:
+        pid = await world.started()
+        useless = shutil.which("false")
+        assert useless
+        monkeypatch.setattr(sys, "executable", useless)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RemoteFailed, match=r"^1 to be warmed: 5 processes"):
+            await world.fetch.ahead([world.inode(0).number], 1)
+
+    world.drive(test)
+
+
 def test_a_request_that_ends_process_after_process_fails_and_the_next_is_answered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,8 +277,9 @@ def test_a_request_that_ends_process_after_process_fails_and_the_next_is_answere
     async def test() -> None:
         python, useless = sys.executable, shutil.which("false")
         assert useless
+        pid = await world.started()
         monkeypatch.setattr(sys, "executable", useless)
-        os.kill(await world.started(), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
         with pytest.raises(RemoteFailed, match=r"^000: 5 processes"):
             await world.fetch.object(wanted(world.inode(0)))
         monkeypatch.setattr(sys, "executable", python)

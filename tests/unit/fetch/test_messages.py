@@ -10,6 +10,11 @@ from gpufs import errors
 from gpufs.errors import GpufsError
 from gpufs.fetch.messages import (
     MESSAGE_SIZE,
+    MOST_NAMED,
+    NOBODY,
+    NOTHING,
+    Named,
+    Through,
     Wanted,
     pack_answer,
     pack_request,
@@ -27,14 +32,17 @@ COUNTERS = len(Metrics().snapshot())
 
 WANTED = st.builds(
     Wanted,
-    st.binary(min_size=16, max_size=16).filter(any),
+    st.binary(min_size=16, max_size=16).filter(lambda digest: 0 < sum(digest) < 16 * 255),
     st.builds(ObjectRef, st.binary(max_size=4095), st.text(max_size=100), U64),
     U64,
 )
 
 
-@given(U64, st.none() | WANTED)
-def test_requests_arrive_as_they_were_sent(number: int, wanted: Wanted | None) -> None:
+NAMED = st.just(NOBODY) | st.builds(Named, st.integers(1, 64), st.lists(U64, max_size=MOST_NAMED).map(tuple))
+
+
+@given(U64, st.none() | WANTED | NAMED)
+def test_requests_arrive_as_they_were_sent(number: int, wanted: Wanted | Named | None) -> None:
     message = pack_request(number, wanted)
     assert unpack_request(message) == (number, wanted)
     assert len(message) <= MESSAGE_SIZE
@@ -43,13 +51,14 @@ def test_requests_arrive_as_they_were_sent(number: int, wanted: Wanted | None) -
 @given(
     U64,
     st.tuples(*[U64] * COUNTERS),
+    st.builds(Through, *[U64] * len(NOTHING)),
     st.none() | st.builds(lambda kind, text: kind(text), st.sampled_from(KINDS), st.text(max_size=900)),
 )
 def test_answers_arrive_as_they_were_sent(
-    number: int, grown: tuple[int, ...], error: GpufsError | None
+    number: int, grown: tuple[int, ...], through: Through, error: GpufsError | None
 ) -> None:
-    number_, grown_, error_ = unpack_answer(pack_answer(number, grown, error))
-    assert (number_, grown_, type(error_)) == (number, grown, type(error))
+    number_, grown_, error_, through_ = unpack_answer(pack_answer(number, grown, error, through))
+    assert (number_, grown_, type(error_), through_) == (number, grown, type(error), through)
     if error is not None:
         # what is cut off is the end, and only of very long texts
         assert str(error).startswith(str(error_)) and len(str(error_)) >= min(len(str(error)), 800)

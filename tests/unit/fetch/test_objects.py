@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from gpufs.cache import Cache
-from gpufs.errors import AccessDenied, GpufsError, RemoteFailed
+from gpufs.errors import AccessDenied, GpufsError, RemoteFailed, VersionGone
+from gpufs.fetch.ahead import LOOKS, Ahead, spare_of
 from gpufs.fetch.fill import FEWEST, EpochFill
-from gpufs.fetch.messages import Wanted
+from gpufs.fetch.messages import Through, Wanted
 from gpufs.fetch.objects import AT_ONCE, INLINE, THREADS, Objects
 from gpufs.index import ROOT, Index, Inode
 from gpufs.metrics import Metrics
@@ -118,9 +119,12 @@ class World:
         self.downloads = FakeDownloads()
         self.source = FakeSource(self.downloads if downloads else None)
         self.answers: dict[int, bytes | GpufsError | None] = {}
+        self.through: dict[int, tuple[Through, GpufsError | None]] = {}
+        self.ahead = Ahead(self.index, self.cache, self._told)
         self.objects = Objects(
             self.source,  # type: ignore[arg-type]
             self.cache,
+            self.ahead,
             EpochFill(self.index, self.cache),
             self.metrics,
             self._answer,
@@ -130,6 +134,10 @@ class World:
         assert asker not in self.answers, "answered twice"
         assert fd is None or error is None
         self.answers[asker] = os.pread(fd, 8 << 20, 0) if fd is not None else error
+
+    def _told(self, asker: int, through: Through, error: GpufsError | None) -> None:
+        assert asker not in self.through, "told twice"
+        self.through[asker] = through, error
 
     def files(self, count: int, size: int = SIZE) -> list[Inode]:
         entries = [Entry(b"%06d" % n, Kind.FILE, size, 1, f"v{n}") for n in range(count)]
@@ -441,3 +449,119 @@ os._exit(0)
     world.until(lambda: len(world.answers) == 20)
     assert [world.answers[n] for n in range(20)] == [content(inode.name, SIZE) for inode in files]
     assert world.source.reads == [(files[0].name, 0.0)] and not world.downloads.started
+
+
+def ask(world: World, files: list[Inode], *, asker: int = 1, at_once: int = AT_ONCE) -> None:
+    world.ahead.ask(asker, at_once, [inode.number for inode in files])
+    world.objects.turn()
+
+
+def test_a_batch_is_told_once_when_all_of_it_is_through(world: World) -> None:
+    """What is cached, what was fetched for it, what failed and why; and each is fetched once."""
+    here, gone, *others = world.files(6)
+    os.close(world.cache.publish(here.digest, memoryview(content(here.name, SIZE))))
+    world.source.errors[gone.name] = VersionGone("replaced")
+    ask(world, [here, gone, *others])
+    assert set(world.downloads.on_the_way) == {inode.name for inode in (gone, *others)}
+    world.downloads.come(gone.name, fail=True)
+    world.downloads.come(*[inode.name for inode in others[:-1]])
+    world.until(lambda: world.metrics.prefetched.value == len(others) - 1)
+    assert not world.through, "one is still on its way"
+    world.downloads.come()
+    world.until(lambda: world.through)
+    through, error = world.through[1]
+    assert through == Through(5, 5 * SIZE, 4, 4 * SIZE, 1)
+    assert isinstance(error, VersionGone)
+    assert all(world.cache.has_object(inode.digest) for inode in (here, *others))
+    assert world.metrics.prefetched.value == len(others) and not world.answers
+
+
+def test_a_batch_of_what_is_here_or_unknown_is_told_at_once(world: World) -> None:
+    files = world.files(3)
+    for inode in files:
+        os.close(world.cache.publish(inode.digest, memoryview(content(inode.name, SIZE))))
+    ask(world, files)
+    world.ahead.ask(2, AT_ONCE, [])
+    world.ahead.ask(3, AT_ONCE, [99_999])
+    world.objects.turn()
+    assert world.through[1] == (Through(3, 3 * SIZE), None)
+    assert world.through[2] == (Through(), None)
+    assert world.through[3][0] == Through(failed=1) and isinstance(world.through[3][1], VersionGone)
+    assert not world.downloads.started
+
+
+def test_readers_and_several_batches_share_what_is_on_its_way(world: World) -> None:
+    files = world.files(3)
+    world.demand(files[0])
+    ask(world, files[:2], asker=1)
+    ask(world, files, asker=2)
+    world.demand(files[1], asker=1)
+    world.downloads.come()
+    world.until(lambda: len(world.answers) == 2 and len(world.through) == 2)
+    assert world.through[1][0].cached == 2 and world.through[2][0].cached == 3
+    assert set(world.downloads.started.values()) == {1}
+    assert world.metrics.prefetched.value == 2, "the first was asked for by a reader"
+
+
+@pytest.mark.parametrize("at_once", [1, 5, AT_ONCE, 2 * AT_ONCE])
+def test_no_more_than_was_allowed_are_on_their_way_and_readers_do_not_wait(
+    world: World, at_once: int
+) -> None:
+    files = world.files(150)
+    ask(world, files[:100], at_once=at_once)
+    assert len(world.downloads.on_the_way) == at_once
+    world.demand(files[-1])
+    assert files[-1].name in world.downloads.on_the_way
+    while not world.through:
+        assert len(world.downloads.on_the_way) <= at_once + 1
+        world.downloads.come()
+        world.objects.turn()
+    assert world.through[1] == (Through(100, 100 * SIZE, 100, 100 * SIZE, 0), None)
+
+
+def test_what_was_named_comes_before_what_may_be_wanted(world: World) -> None:
+    files = world.files(200)
+    begin_fill(world, files)
+    last = files[-AT_ONCE:]
+    world.downloads.come(*sorted(world.downloads.on_the_way)[:AT_ONCE])
+    ask(world, last)
+    assert set(world.downloads.on_the_way) == {inode.name for inode in last}
+
+
+def test_after_many_that_are_here_others_get_their_turn(world: World) -> None:
+    """Thousands that are cached already must not keep the thread from its readers."""
+    files = world.files(LOOKS + 1)
+    for inode in files[:-1]:
+        os.close(world.cache.publish(inode.digest, memoryview(content(inode.name, SIZE))))
+    ask(world, files)
+    assert not world.downloads.started and world.objects.timeout() == 0
+    world.objects.turn()
+    assert list(world.downloads.started) == [files[-1].name]
+
+
+def test_what_does_not_fit_is_not_fetched_and_nothing_is_evicted(make: Callable[..., World]) -> None:
+    size = 64 << 10
+    world = make(cache_size=40 * size)
+    old, *files = world.files(60, size)
+    os.close(world.cache.publish(old.digest, memoryview(bytes(size))))
+    ask(world, files)
+    while not world.through:
+        world.downloads.come()
+        world.objects.turn()
+    fit = (40 * size - 40 * size // 100 - spare_of(world.cache)) // size - 1
+    assert world.through[1] == (Through(fit, fit * size, fit, fit * size, 0), None)
+    assert world.downloads.started.total() == fit
+    assert world.metrics.evictions.value == 0 and world.cache.has_object(old.digest)
+
+
+def test_of_a_batch_that_nobody_waits_for_no_more_is_started(world: World) -> None:
+    files = world.files(100)
+    ask(world, files[:90], at_once=10)
+    world.ahead.cancel(1)
+    world.ahead.cancel(7)  # of no effect
+    ask(world, files[90:], asker=2, at_once=20)
+    assert len(world.downloads.on_the_way) == 20
+    world.downloads.come()
+    world.until(lambda: 2 in world.through)
+    assert world.downloads.started.total() == 20
+    assert all(world.cache.has_object(inode.digest) for inode in (*files[:10], *files[90:]))
