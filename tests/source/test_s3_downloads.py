@@ -321,6 +321,16 @@ def test_whatever_fails_gives_none_and_the_next_is_right(lab: Lab, fault: Fault)
     assert grown == {"remote_requests": 2, "remote_errors": 1, "remote_bytes": len(BODY)}
 
 
+def test_silence_in_the_middle_is_noticed_in_time(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a good start, and long before the limit of the whole."""
+    monkeypatch.setattr(module, "WHOLE_TIMEOUT", 30.0)
+    lab.proxy.add(Fault("stall", "GET", after=len(BODY) - 1, times=1))
+    began = time.monotonic()
+    assert lab.get() is None
+    assert 1.0 < time.monotonic() - began < 5.0
+    assert lab.get() == BODY
+
+
 def test_a_repeat_is_counted_once(lab: Lab) -> None:
     lab.proxy.add(Fault("status", "GET", status=503, times=1))
     assert lab.get() is None

@@ -7,6 +7,7 @@ other credentials, another region, odd keys, and every kind of failure.
 
 from __future__ import annotations
 
+import math
 import select
 import threading
 import time
@@ -31,6 +32,7 @@ _SECRET_HOLDS = 60.0  # seconds until the credentials are asked for again
 _EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _RECEIVE = 512 << 10  # bytes libcurl may take from a socket at once
 _CONNECTIONS = 256  # kept
+_LOOK_EVERY = 1.0  # seconds between looks for transfers of which nothing comes
 _MOST_REFUSAL = 4096  # bytes of the body of a refusal
 
 
@@ -69,7 +71,8 @@ class S3Downloads:
         self._due: float | None = 0.0
         self._watched: set[int] = set()
         self._idle: list[_Transfer] = []
-        self._active = 0
+        self._active: set[_Transfer] = set()
+        self._look_at = math.inf  # when to look for those that are silent
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_MAXCONNECTS, _CONNECTIONS)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
@@ -79,7 +82,8 @@ class S3Downloads:
         return self._poll.fileno()
 
     def timeout(self) -> float | None:
-        return None if self._due is None else max(0.0, self._due - time.monotonic())
+        at = min(self._look_at, math.inf if self._due is None else self._due)
+        return None if at == math.inf else max(0.0, at - time.monotonic())
 
     def start(self, ref: ObjectRef, ticket: Any) -> bool:
         key = self._key(ref.path)
@@ -90,7 +94,9 @@ class S3Downloads:
         transfer.begin(self._secret, key, ref, ticket)
         self._metrics.remote_requests.add()
         self._multi.add_handle(transfer.curl)
-        self._active += 1
+        if not self._active:
+            self._look_at = time.monotonic() + _LOOK_EVERY
+        self._active.add(transfer)
         return True
 
     def turn(self) -> list[tuple[Any, memoryview | GpufsError | None]]:
@@ -102,7 +108,10 @@ class S3Downloads:
         if self._due is not None and self._due <= time.monotonic():
             self._due = None
             self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
-        return self._finished() if self._active else []
+        done = self._finished() if self._active else []
+        if time.monotonic() >= self._look_at:
+            done += self._silent()
+        return done
 
     def _finished(self) -> list[tuple[Any, memoryview | GpufsError | None]]:
         done: list[tuple[Any, memoryview | GpufsError | None]] = []
@@ -113,11 +122,19 @@ class S3Downloads:
             done += [self._take(curl.transfer, None) for curl, _, _ in failed]
         return done
 
+    def _silent(self) -> list[tuple[Any, memoryview | GpufsError | None]]:
+        """Give up those of which nothing has come for READ_TIMEOUT; libcurl's own limit is of an average."""
+        now = time.monotonic()
+        silent = [transfer for transfer in self._active if now - transfer.heard > READ_TIMEOUT]
+        done = [self._take(transfer, None) for transfer in silent]
+        self._look_at = now + _LOOK_EVERY if self._active else math.inf
+        return done
+
     def _take(
         self, transfer: _Transfer, data: memoryview | GpufsError | None
     ) -> tuple[Any, memoryview | GpufsError | None]:
         self._multi.remove_handle(transfer.curl)
-        self._active -= 1
+        self._active.discard(transfer)
         if isinstance(data, memoryview):
             self._metrics.remote_bytes.add(len(data))
         elif not isinstance(data, VersionGone):  # that is an answer
@@ -192,8 +209,6 @@ class _Transfer:
         curl.setopt(pycurl.PROXY, way.location.proxy or "")
         curl.setopt(pycurl.CONNECTTIMEOUT_MS, int(CONNECT_TIMEOUT * 1000))
         curl.setopt(pycurl.TIMEOUT_MS, int(WHOLE_TIMEOUT * 1000))
-        curl.setopt(pycurl.LOW_SPEED_LIMIT, 1)
-        curl.setopt(pycurl.LOW_SPEED_TIME, int(READ_TIMEOUT))
         curl.setopt(pycurl.BUFFERSIZE, _RECEIVE)
         curl.setopt(pycurl.WRITEFUNCTION, self._write)
         curl.setopt(pycurl.HEADERFUNCTION, self._header)
@@ -210,6 +225,7 @@ class _Transfer:
         self._ref = ObjectRef(b"", "", 0)
         self._body = memoryview(b"")
         self._have = 0
+        self.heard = 0.0  # when the last of it came
         self._status = 0
         self._answer: dict[str, str] = {}
         self._refusal = b""
@@ -220,6 +236,7 @@ class _Transfer:
         self._ticket, self._ref = ticket, ref
         self._body = memoryview(bytearray(ref.size))
         self._have = 0
+        self.heard = time.monotonic()
         self._answer = {}
         self._refusal = b""
         self._subject = Subject(self.way.location.bucket, key)
@@ -260,6 +277,7 @@ class _Transfer:
                 self._headers.append(f"x-amz-security-token: {secret.token}")
 
     def _write(self, piece: bytes) -> int | None:
+        self.heard = time.monotonic()
         if self._status != 200:
             self._refusal = (self._refusal + piece)[:_MOST_REFUSAL]
             return None
