@@ -92,6 +92,8 @@ def test_what_never_ends_is_an_error_at_the_deadline(
             assert (found, seconds < DEADLINE + MARGIN) == (expected, True), f"{name}: {seconds:.1f} s"
     assert mounted.count("cache_objects") <= len(undisturbed) + 1
     between.clear()
+    large = mounted.path / "large/0.bin"
+    wait_until(lambda: not errno_of_read(large), "the chunk's failure to be forgotten", 5)  # it holds for 1 s
     for name in cases:
         check(mounted.path / name, dataset.objects[name])
 
