@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ INODE = 7
 
 @pytest.fixture
 def fd() -> Iterator[int]:
+    gc.collect()  # what earlier tests have left would go in the middle
     before = len(os.listdir("/proc/self/fd"))
     fd = new_table()
     yield fd
