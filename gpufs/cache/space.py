@@ -97,9 +97,7 @@ class Space:
     def room(self, spare: int) -> int:
         """Bytes that could be reserved now with `spare` bytes left; 0 if none."""
         with self._lock, contextlib.suppress(OSError):
-            others = sum(self._reservations.of_others())
-            room = self._usable - self._used() - others - self._in_flight
-            return max(0, min(room, self._disk_budget(0)) - spare)
+            return max(0, min(self._count(), self._disk_budget(0)) - spare)
         return 0
 
     def release(self, size: int) -> None:
@@ -125,9 +123,7 @@ class Space:
         """Bytes to evict so that `size` fit with something to spare; 0 when they fit already."""
         charge = charge_of(size)
         with self._lock:
-            # In this order: what another process moves from the one into the other is not missed.
-            others = sum(self._reservations.of_others())
-            used = self._used() + others
+            used = self._used_by_all()
             for_limit = used + self._in_flight + charge - self._usable
             for_disk = charge - self._disk_budget(charge)
         return max(
@@ -148,6 +144,16 @@ class Space:
     def _tell(self, more: int = 0) -> None:
         self._reservations.tell(self._in_flight + more, max(0, self._unflushed()))
 
+    def _used_by_all(self) -> int:
+        """Bytes kept, and in flight in other processes."""
+        # In this order: what another process moves from the one into the other is not missed.
+        others = sum(self._reservations.of_others())
+        return self._used() + others
+
+    def _count(self) -> int:
+        """Bytes the cache's own limit leaves now."""
+        return self._usable - self._used_by_all() - self._in_flight
+
     def _room_for(self, wanted: int) -> int:
         """Bytes the cache's own limit leaves: as counted, less all that was reserved since.
 
@@ -156,8 +162,7 @@ class Space:
         """
         now = time.monotonic()
         if self._room - wanted < self._recount_at or now - self._counted > _COUNT_SECONDS:
-            others = sum(self._reservations.of_others())
-            self._room = self._usable - self._used() - others - self._in_flight
+            self._room = self._count()
             self._recount_at = max(0, self._room - self._trusted)
             self._counted = now
         return self._room

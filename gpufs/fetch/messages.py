@@ -11,6 +11,7 @@ failed (the name of one of our errors, and its text) or nothing, and the object'
 
 from __future__ import annotations
 
+import logging
 from struct import Struct, pack, unpack_from
 from typing import NamedTuple
 
@@ -108,3 +109,11 @@ def unpack_answer(message: bytes) -> tuple[int, tuple[int, ...], GpufsError | No
     name, _, text = message[_ANSWER.size :].decode(errors="replace").partition(" ")
     error = getattr(errors, name, RemoteFailed)(text) if name else None
     return number, tuple(values[:_COUNTERS]), error, Through(*values[_COUNTERS:])
+
+
+def failure_of(error: Exception, log: logging.Logger) -> GpufsError:
+    """What those who wait are told; what is none of our errors is logged, with its traceback."""
+    if isinstance(error, GpufsError):
+        return error
+    log.error("a failure in gpufs itself", exc_info=error)
+    return RemoteFailed(f"an error in gpufs itself: {error!r}")

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from gpufs.cache import Cache
-from gpufs.errors import GpufsError, RemoteFailed
+from gpufs.errors import GpufsError
 from gpufs.fetch.ahead import LATER, Ahead, Early
 from gpufs.fetch.fill import EpochFill
-from gpufs.fetch.messages import Wanted
+from gpufs.fetch.messages import Wanted, failure_of
 from gpufs.metrics import Metrics
 from gpufs.source.base import ObjectRef, Source
 
@@ -110,7 +110,7 @@ class Objects:
             try:
                 work()
             except Exception as error:
-                failure = _failure(error)
+                failure = failure_of(error, log)
             return lambda: self._answer(asker, None, failure)
 
         self._submit(run, self._apart)
@@ -191,7 +191,7 @@ class Objects:
                 return lambda: self._read(flight, again=True)
             fd = self._cache.publish(flight.digest, data)
         except Exception as error:
-            failure = _failure(error)
+            failure = failure_of(error, log)
             return lambda: self._landed(flight, None, failure)
         return lambda: self._landed(flight, fd, None)
 
@@ -203,7 +203,7 @@ class Objects:
                 data = self._source.read(flight.ref, 0, flight.ref.size, spent=spent)
                 fd = self._cache.publish(flight.digest, data)
         except Exception as error:
-            failure = _failure(error)
+            failure = failure_of(error, log)
             return lambda: self._landed(flight, None, failure)
         return lambda: self._landed(flight, fd, None)
 
@@ -222,11 +222,3 @@ class Objects:
                 self._metrics.prefetched.add()
         elif flight.directory is not None:
             self._fill.failed(flight.directory, error)
-
-
-def _failure(error: Exception) -> GpufsError:
-    """What those who wait are told; what is none of our errors is logged, with its traceback."""
-    if isinstance(error, GpufsError):
-        return error
-    log.error("a failure in gpufs itself", exc_info=error)
-    return RemoteFailed(f"an error in gpufs itself: {error!r}")

@@ -15,7 +15,7 @@ from gpufs.cache import CHUNK, Cache, Partial, charge_of
 from gpufs.errors import DeadlineExceeded, GpufsError, NotFound, RemoteFailed, UsageError, VersionGone
 from gpufs.fetch.ahead import spare_of
 from gpufs.fetch.fetcher import Fetcher
-from gpufs.fetch.messages import Through
+from gpufs.fetch.messages import Through, failure_of
 from gpufs.fetch.survey import Count, Names, Selection
 from gpufs.fetch.workers import Workers
 from gpufs.index import Index
@@ -170,7 +170,7 @@ class Warmup:
             try:
                 await self._warm()
             except Exception as error:  # of a warm-up; the mount goes on
-                self._failed(0, _failure(error))
+                self._failed(0, failure_of(error, log))
                 self._unlisted = True
             self._set_state("done")
             await trio.sleep_forever()
@@ -305,7 +305,7 @@ class Warmup:
         except Exception as error:
             if not file.stopped:
                 file.stopped = True
-                self._failed(1, _failure(error))
+                self._failed(1, failure_of(error, log))
             if isinstance(error, VersionGone):
                 await self._parts.tree.distrust(file.number)
         finally:
@@ -321,14 +321,6 @@ class Warmup:
                 if file.fetched:
                     self._parts.metrics.prefetched.add()
             file.partial.close()
-
-
-def _failure(error: Exception) -> GpufsError:
-    """What is told of it; what is none of our errors is logged, with its traceback."""
-    if isinstance(error, GpufsError):
-        return error
-    log.error("a failure in gpufs itself", exc_info=error)
-    return RemoteFailed(f"an error in gpufs itself: {error!r}")
 
 
 class _Large:

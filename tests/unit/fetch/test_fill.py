@@ -15,7 +15,8 @@ from gpufs.fetch.messages import Wanted
 from gpufs.index import ROOT, Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.options import Size
-from gpufs.source.base import Entry, Kind, ObjectRef, Page
+from gpufs.source.base import ObjectRef
+from tests.unit.fetch.helpers import add_files
 
 FILES = 40
 SIZE = 1000
@@ -34,12 +35,7 @@ class World:
         self.fill = EpochFill(self.index, self.cache)
 
     def add(self, count: int, size: int = SIZE) -> list[Inode]:
-        entries = [Entry(b"%06d" % n, Kind.FILE, size, 1, f"v{n}") for n in range(count)]
-        with self.index.write() as writer:
-            listing = writer.begin(ROOT, 1)
-            writer.add(listing, Page(b"", entries, [], True))
-            writer.finish(listing)
-        return self.index.children(ROOT, None, count)
+        return add_files(self.index, count, size)
 
     def wanted(self) -> Iterator[Wanted]:
         """All that is wanted now."""

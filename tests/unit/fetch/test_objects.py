@@ -21,10 +21,11 @@ from gpufs.fetch.ahead import LOOKS, Ahead, spare_of
 from gpufs.fetch.fill import FEWEST, EpochFill
 from gpufs.fetch.messages import Through, Wanted
 from gpufs.fetch.objects import AT_ONCE, INLINE, THREADS, Objects
-from gpufs.index import ROOT, Index, Inode
+from gpufs.index import Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.options import Size
-from gpufs.source.base import Entry, Kind, ObjectRef, Page
+from gpufs.source.base import ObjectRef
+from tests.unit.fetch.helpers import add_files
 
 SIZE = 1000
 PATIENCE = 10.0
@@ -140,12 +141,7 @@ class World:
         self.through[asker] = through, error
 
     def files(self, count: int, size: int = SIZE) -> list[Inode]:
-        entries = [Entry(b"%06d" % n, Kind.FILE, size, 1, f"v{n}") for n in range(count)]
-        with self.index.write() as writer:
-            listing = writer.begin(ROOT, 1)
-            writer.add(listing, Page(b"", entries, [], True))
-            writer.finish(listing)
-        return self.index.children(ROOT, None, count)
+        return add_files(self.index, count, size)
 
     def demand(self, *inodes: Inode, asker: int = 0) -> None:
         """Askers count up from `asker`."""
