@@ -29,11 +29,14 @@ class Metrics:
         self.hits = Counter()  # opens of an object that was wholly on this host
         self.misses = Counter()  # opens of an object that was not
         self.prefetched = Counter()  # objects fetched before anybody asked for them
+        self.prefetched_used = Counter()  # of those, as far as they were kept: used since
+        self.prefetched_wasted = Counter()  # and evicted without having been used
         self.remote_requests = Counter()  # requests sent to the source, repeats included
         self.remote_bytes = Counter()  # payload bytes received from the source
         self.remote_errors = Counter()  # requests that failed, repeats included
         self.retries = Counter()  # requests that were repeats of a failed one
         self.evictions = Counter()  # cache entries removed to keep the limits
+        self.not_admitted = Counter()  # objects and chunks served without being kept, for what is kept
         self.cache_errors = Counter()  # cache operations that failed and were bypassed
         self.corrupt_entries = Counter()  # cache entries whose checksum did not match
         self.stale_served = Counter()  # listings served past their ttl, the source being down

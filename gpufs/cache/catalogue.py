@@ -21,6 +21,7 @@ from pathlib import Path
 import lmdb
 
 from gpufs.cache.failures import Failures
+from gpufs.metrics import Metrics
 
 _SCHEMA = b"1"
 _ROW = struct.Struct("<QQQB")
@@ -41,6 +42,11 @@ _DAMAGE = (
 )
 
 
+# Marks of an entry, beside its kind in one byte.
+EARLY = 2  # fetched before anybody asked for it, and not used since
+STAGED = 4  # of no use any more once it was used
+
+
 class Kind(IntEnum):
     """What an entry of the catalogue is."""
 
@@ -57,6 +63,7 @@ class Entry:
     accessed: int
     kind: Kind
     source: str
+    marks: int = 0
 
     @property
     def charge(self) -> int:
@@ -64,12 +71,14 @@ class Entry:
         return charge_of(self.size)
 
     def pack(self) -> bytes:
-        return _ROW.pack(self.size, self.checksum, self.accessed, self.kind) + self.source.encode()
+        return (
+            _ROW.pack(self.size, self.checksum, self.accessed, self.kind | self.marks) + self.source.encode()
+        )
 
     @classmethod
     def unpack(cls, row: bytes) -> Entry:
         size, checksum, accessed, kind = _ROW.unpack_from(row)
-        return cls(size, checksum, accessed, Kind(kind), row[_ROW.size :].decode())
+        return cls(size, checksum, accessed, Kind(kind & 1), row[_ROW.size :].decode(), kind & ~1)
 
 
 def charge_of(size: int) -> int:
@@ -90,13 +99,20 @@ class Catalogue:
     """Any thread. No method raises because LMDB failed: that is reported and the changes stay in memory."""
 
     def __init__(
-        self, directory: Path, failures: Failures, exists: Callable[[bytes], bool], *, first: bool
+        self,
+        directory: Path,
+        failures: Failures,
+        metrics: Metrics,
+        exists: Callable[[bytes], bool],
+        *,
+        first: bool,
     ) -> None:
         """Open it; `first` (nobody else has it open) allows to start anew when it is damaged.
 
         `exists` tells whether there are files of an object.
         """
         self._failures = failures
+        self._metrics = metrics
         self._exists = exists
         self._user = _USER + os.urandom(8)
         self._lock = threading.Lock()
@@ -360,6 +376,9 @@ class Catalogue:
                 continue
             size, checksum, before, kind = _ROW.unpack_from(row)
             if accessed > before:
+                if kind & EARLY:
+                    kind &= ~EARLY
+                    self._metrics.prefetched_used.add()
                 packed = _ROW.pack(size, checksum, accessed, kind) + row[_ROW.size :]
                 txn.put(digest, packed, db=self._entries)
                 txn.delete(_ACCESS.pack(before) + digest, db=self._by_access)

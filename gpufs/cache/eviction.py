@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from gpufs.cache.catalogue import Catalogue, Entry, Kind
+from gpufs.cache.catalogue import EARLY, Catalogue, Entry, Kind
 from gpufs.cache.failures import Failures
 from gpufs.cache.layout import Layout, unlink
-from gpufs.cache.lru import LeastRecentlyUsed
+from gpufs.cache.policy import LeastRecentlyUsed, Purpose
 from gpufs.cache.sharing import Sharing
 from gpufs.cache.space import Space
 from gpufs.metrics import Metrics
@@ -38,13 +38,15 @@ class Eviction:
         """Keep nothing more from now on: the catalogue is about to close."""
         self._stopped = True
 
-    def reserve(self, size: int) -> bool:
+    def reserve(self, size: int, purpose: Purpose) -> bool:
         """Take room for `size` bytes, evicting if need be; False when they cannot be kept."""
         if self._stopped or not self._space.possible(size):
             return False
         try:
             if self._space.reserve(size):
                 return True
+            if purpose is Purpose.FILL:
+                return False
             self._make_room(size)
             return self._space.reserve(size)
         except OSError as error:
@@ -104,4 +106,6 @@ class Eviction:
             return False
         if entry is not None:
             self._catalogue.remove(digest, entry)
+            if found and entry.marks & EARLY:
+                self._metrics.prefetched_wasted.add()
         return found

@@ -10,6 +10,7 @@ from gpufs.cache.checksum import NO_HASH
 from gpufs.cache.eviction import Eviction
 from gpufs.cache.failures import Failures
 from gpufs.cache.layout import Layout, unlink
+from gpufs.cache.policy import Purpose
 from gpufs.cache.sharing import Sharing
 
 
@@ -41,7 +42,7 @@ class Keeper:
 
     def reserve(self, size: int) -> bool:
         """Take room for `size` bytes; False when they cannot be kept."""
-        return self._eviction.reserve(size)
+        return self._eviction.reserve(size, Purpose.DEMAND)
 
     def release(self, size: int) -> None:
         self._eviction.release(size)

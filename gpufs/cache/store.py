@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpufs.cache.catalogue import Catalogue, Entry, Kind
+from gpufs.cache.catalogue import EARLY, STAGED, Catalogue, Entry, Kind
 from gpufs.cache.checksum import content_hash
 from gpufs.cache.eviction import Eviction
 from gpufs.cache.failures import Failures
 from gpufs.cache.keeper import Keeper
 from gpufs.cache.layout import Layout, unlink, write_at
 from gpufs.cache.partial import Partial, open_files
+from gpufs.cache.policy import Purpose
 from gpufs.cache.recovery import reconcile, recover
 from gpufs.cache.sharing import (
     Sharing,
@@ -35,6 +36,7 @@ from gpufs.errors import CacheUnusable
 from gpufs.metrics import Metrics
 
 _FLUSH_SECONDS = 1.0
+_MARKS = {Purpose.DEMAND: 0, Purpose.FILL: EARLY, Purpose.STAGE: EARLY | STAGED}
 _STALE_SECONDS = 60.0  # age of a temporary file that nobody is writing any more
 
 
@@ -63,7 +65,7 @@ class Cache:
             raise CacheUnusable(f"cache directory {directory}: {error.strerror}") from error
         try:
             with self._sharing.gate():
-                self._open()
+                self._open(metrics)
                 self._sharing.join()
             self._space = Space(
                 directory,
@@ -82,7 +84,7 @@ class Cache:
         self._flusher = threading.Thread(target=self._flush_often, name="gpufs-cache-flush", daemon=True)
         self._flusher.start()
 
-    def _open(self) -> None:
+    def _open(self, metrics: Metrics) -> None:
         root = self._layout.root
         self.first = self._sharing.alone()
         complete, dropped = True, list[bytes]()
@@ -97,7 +99,7 @@ class Cache:
                 self._failures.report("writing the state", error)
         self._layout.make_subdirectories()
         self._catalogue = Catalogue(
-            self._layout.catalogue, self._failures, self._layout.has_any, first=self.first
+            self._layout.catalogue, self._failures, metrics, self._layout.has_any, first=self.first
         )
         # A scan of the files is owed; after a crash scrub() does it, as only the last second is missing.
         self._owes_scan = self._catalogue.unclean or not complete
@@ -171,21 +173,23 @@ class Cache:
             self._catalogue.touch(digest)
         return fd
 
-    def publish(self, digest: bytes, data: memoryview, source: str = "") -> int:
+    def publish(
+        self, digest: bytes, data: memoryview, source: str = "", purpose: Purpose = Purpose.DEMAND
+    ) -> int:
         """Keep a whole object if it fits; a descriptor that reads its bytes (use pread) in any case."""
         size = len(data)
-        if not self._eviction.reserve(size):
+        if not self._eviction.reserve(size, purpose):
             return self._aside(data)
         try:
             self._unverified.discard(digest)
-            return self._keep(digest, data, source)
+            return self._keep(digest, data, source, _MARKS[purpose])
         except OSError as error:
             self._failures.report("publishing", error)
         finally:
             self._eviction.release(size)
         return self._aside(data)
 
-    def _keep(self, digest: bytes, data: memoryview, source: str) -> int:
+    def _keep(self, digest: bytes, data: memoryview, source: str, marks: int) -> int:
         fd, path = self._layout.create_temporary()
         try:
             write_at(fd, data, 0)
@@ -202,7 +206,7 @@ class Cache:
             with contextlib.suppress(OSError):
                 unlink(path)
         else:
-            entry = Entry(len(data), content_hash(data), time.time_ns(), Kind.OBJECT, source)
+            entry = Entry(len(data), content_hash(data), time.time_ns(), Kind.OBJECT, source, marks)
             # Of what waits to be verified there is an entry already.
             put = self._catalogue.put if self._unverified.waiting else self._catalogue.put_new
             put(digest, entry)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from gpufs.cache import Cache
+from gpufs.cache import Cache, Purpose
 from gpufs.errors import GpufsError
 from gpufs.fetch.ahead import LATER, Ahead, Early
 from gpufs.fetch.fill import EpochFill
@@ -44,6 +44,10 @@ class _Flight:
     ahead: list[Early] = field(default_factory=list)  # who wants it before it is read
     early: bool = False  # nobody had asked for it when it was started
     started: float = field(default_factory=time.monotonic)
+
+    @property
+    def purpose(self) -> Purpose:
+        return Purpose.FILL if self.early and not self.asked else Purpose.DEMAND
 
 
 class Objects:
@@ -189,7 +193,7 @@ class Objects:
         try:
             if not self._downloads.intact(flight.ref, data):
                 return lambda: self._read(flight, again=True)
-            fd = self._cache.publish(flight.digest, data)
+            fd = self._cache.publish(flight.digest, data, purpose=flight.purpose)
         except Exception as error:
             failure = failure_of(error, log)
             return lambda: self._landed(flight, None, failure)
@@ -201,7 +205,7 @@ class Objects:
             fd = self._cache.rescue(flight.digest)
             if fd is None:
                 data = self._source.read(flight.ref, 0, flight.ref.size, spent=spent)
-                fd = self._cache.publish(flight.digest, data)
+                fd = self._cache.publish(flight.digest, data, purpose=flight.purpose)
         except Exception as error:
             failure = failure_of(error, log)
             return lambda: self._landed(flight, None, failure)
@@ -213,6 +217,8 @@ class Objects:
         del self._flights[flight.digest]
         for asker in flight.asked:
             self._answer(asker, fd, error)
+        if flight.early and flight.asked and fd is not None:
+            self._cache.touch([flight.digest])  # it may have been kept before it was asked for
         if fd is not None:
             os.close(fd)
         for early in flight.ahead:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpufs.cache import Cache
+from gpufs.cache import Cache, Purpose
 from gpufs.errors import AccessDenied, GpufsError, RemoteFailed, VersionGone
 from gpufs.fetch.ahead import LOOKS, Ahead, spare_of
 from gpufs.fetch.fill import FEWEST, EpochFill
@@ -275,9 +275,9 @@ def test_only_small_objects_that_fit_are_kept_by_the_one_thread(
     threads: list[threading.Thread] = []
     publish = world.cache.publish
 
-    def published(digest: bytes, data: memoryview, source: str = "") -> int:
+    def published(digest: bytes, data: memoryview, purpose: Purpose) -> int:
         threads.append(threading.current_thread())
-        return publish(digest, data, source)
+        return publish(digest, data, purpose=purpose)
 
     monkeypatch.setattr(world.cache, "publish", published)
     world.demand(files[0])
@@ -332,7 +332,7 @@ def test_a_download_that_cannot_be_kept_is_answered_too(
     """No descriptor or memory is left, say: neither may the reader hang nor the process end."""
     inode = world.files(1, size)[0]
 
-    def fail(*_: object) -> int:
+    def fail(*_: object, **__: object) -> int:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(world.cache if what == "publish" else world.downloads, what, fail)

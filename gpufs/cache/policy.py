@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import Enum
 
 from gpufs.cache.catalogue import Entry
+
+
+class Purpose(Enum):
+    """What an object is kept for."""
+
+    DEMAND = "demand"  # a reader waits for it
+    FILL = "fill"  # it may be wanted: nothing is evicted for it
+    STAGE = "stage"  # it will be wanted soon, and known when: once read, its room is for others
 
 
 class LeastRecentlyUsed:
