@@ -18,6 +18,7 @@ from typing import Any
 from gpufs.errors import GpufsError, NotFound, ObjectArchived, VersionGone
 from gpufs.metrics import Metrics
 from gpufs.source.base import ObjectRef
+from gpufs.source.flat.versions import condition, is_same
 
 from .credentials import Credentials, Secret
 from .keys import plain_text
@@ -25,7 +26,6 @@ from .location import Location
 from .objects import modified_ns
 from .signed import CONNECT_TIMEOUT, READ_TIMEOUT
 from .translate import Subject, refusal_of_answer
-from .versions import condition, is_same
 
 WHOLE_TIMEOUT = 30.0  # seconds for one object; read() has its turn after that, within the same deadline
 _SECRET_HOLDS = 60.0  # seconds until the credentials are asked for again

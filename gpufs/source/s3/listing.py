@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
 
-from .versions import version_of
-
-
-class Listed(NamedTuple):
-    """One object of a listing."""
-
-    key: bytes
-    size: int
-    mtime_ns: int
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """One LIST answer; `token` continues it, None when it was the last one."""
-
-    objects: list[Listed]
-    prefixes: list[bytes]
-    token: str | None
-
-
-class NotAListing(ValueError):
-    """The text is not the XML of a complete LIST answer."""
+from gpufs.source.flat.listing import Listed, Listing, NotAListing
+from gpufs.source.flat.versions import version_of
 
 
 def parse_listing(body: bytes) -> Listing:

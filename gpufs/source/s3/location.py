@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from gpufs.errors import UsageError
+from gpufs.source.flat.keys import quote_key
 
-from .keys import quote_key
 from .settings import S3Settings
 
 # Suffixes of the partitions: https://docs.aws.amazon.com/general/latest/gr/s3.html

@@ -9,6 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from gpufs.errors import RemoteFailed, VersionGone
+from gpufs.source.flat.versions import condition, is_same
 from gpufs.source.retry import Transient
 
 from .credentials import Credentials
@@ -16,7 +17,6 @@ from .keys import plain_text
 from .location import Location
 from .signed import CONNECT_TIMEOUT, READ_TIMEOUT, Answer, SignedClient
 from .translate import Subject, of_obstore, refusal_of_answer
-from .versions import condition, is_same
 
 if TYPE_CHECKING:
     from obstore import GetOptions

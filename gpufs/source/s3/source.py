@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import quote, quote_from_bytes
 
-from gpufs.errors import GpufsError, NotADirectory, NotFound, RemoteFailed, VersionGone
+from gpufs.errors import GpufsError, NotFound, VersionGone
 from gpufs.metrics import Metrics
-from gpufs.source.base import Abilities, Entry, Kind, ObjectRef, Page
+from gpufs.source.base import ObjectRef
+from gpufs.source.flat.listing import Listed, Listing, NotAListing
+from gpufs.source.flat.source import CHECK_DEADLINE, FlatSource
+from gpufs.source.flat.versions import version_of
 from gpufs.source.retry import Retry, Transient
 
 from .checksum import etag_is_keyed, is_md5, looks_like_md5, matches_stored
 from .credentials import Credentials
 from .downloads import S3Downloads, Way
-from .listing import Listed, Listing, NotAListing, parse_listing
+from .listing import parse_listing
 from .location import Location, configured_endpoint, configured_region, locate, open_session
 from .objects import Objects, modified_ns
 from .settings import S3Settings
 from .signed import Answer, SignedClient
 from .translate import CredentialsRefused, Subject, WrongRegion, refusal_of_answer
-from .tree import NotSorted, Walk, children
-from .versions import version_of
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-_CHECK_DEADLINE = 15.0  # seconds: a person waits for `gpufs mount`
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +47,15 @@ class _Link:
         return self.way.location
 
 
-class S3Source:
+class S3Source(FlatSource):
     """The objects of `bucket` under `prefix` as a tree. Making one does no input or output at all:
     clients are imported, credentials looked up and the region found with the first request."""
 
     def __init__(
         self, bucket: str, prefix: bytes, settings: S3Settings, retry: Retry, metrics: Metrics
     ) -> None:
+        super().__init__(prefix)
         self._bucket = bucket
-        self._base = prefix + b"/" if prefix and not prefix.endswith(b"/") else prefix
         self._settings = settings
         self._retry = retry
         self._metrics = metrics
@@ -72,80 +71,10 @@ class S3Source:
         name = f"s3://{self._bucket}/{quote_from_bytes(self._base)}"
         return f"{name}?endpoint={endpoint}" if endpoint else name
 
-    @property
-    def abilities(self) -> Abilities:
-        return Abilities(flat_listing=True, pins_versions=True)
-
-    def check(self) -> None:
-        listing = self._list(self._base, limit=1, deadline=_CHECK_DEADLINE)
-        if listing.objects or listing.prefixes or not self._base:
-            return
-        key = self._base.removesuffix(b"/")
-        subject = Subject(self._bucket, key)
-        if self._head(key, _CHECK_DEADLINE) is not None:
-            raise NotFound(f"{subject} is an object, not a prefix; mount the prefix above it")
-        raise NotFound(f"{subject} names nothing: no key of the bucket starts with it and a slash")
-
-    def walk(self) -> Iterator[list[Page]]:
-        walk = Walk()
-        token: str | None = None
-        found = False
-        cut = len(self._base)
-        while True:
-            listing = self._list(self._base, token=token)
-            token = listing.token
-            found = found or bool(listing.objects)
-            if token is None and not found and self._base:
-                self._nothing_at(b"")
-            try:
-                pages = walk.feed(item._replace(key=item.key[cut:]) for item in listing.objects)
-            except NotSorted as error:
-                raise RemoteFailed(
-                    f"s3://{self._bucket}: the server lists keys in no order: {error}"
-                ) from error
-            if token is None:
-                # one batch: what closes now continues the pages of the last answer
-                yield [*pages, *walk.finish()]
-                return
-            yield pages
-
-    def list(self, directory: bytes) -> Iterator[Page]:
-        prefix = self._base + directory + b"/" if directory else self._base
-        token: str | None = None
-        found = False
-        previous = None  # of the prefixes: some servers repeat one at the start of the next page
-        while True:
-            listing = self._list(prefix, delimiter=True, token=token)
-            token = listing.token
-            prefixes = [p for p in listing.prefixes if p != previous]
-            previous = prefixes[-1] if prefixes else previous
-            found = found or bool(listing.objects or prefixes)
-            if token is None and not found and prefix:
-                self._nothing_at(directory)
-            yield Page(directory, *children(prefix, listing.objects, prefixes), last=token is None)
-            if token is None:
-                return
-
-    def stat(self, path: bytes) -> Entry:
-        name = path.rpartition(b"/")[2]
-        if not path:
-            return Entry(b"", Kind.DIRECTORY)
-        key = self._base + path
-        found = self._head(key)
-        if found is not None:
-            return Entry(name, Kind.FILE, found.size, found.mtime_ns, found.version)
-        listing = self._list(key + b"/", limit=1)
-        if not listing.objects:
-            raise NotFound(f"{Subject(self._bucket, key)} does not exist")
-        return Entry(name, Kind.DIRECTORY)
-
-    def key(self, path: bytes) -> bytes:
-        return self._base + path
-
     def prepare(self) -> None:
         try:
             with suppress(Transient):
-                self._connect(_CHECK_DEADLINE)
+                self._connect(CHECK_DEADLINE)
         except GpufsError as error:  # a mount that knows its tree would not ask for long
             _log.warning("nothing can be fetched: %s", error)
 
@@ -180,6 +109,9 @@ class S3Source:
             link.signed.close()
 
     # -- requests
+
+    def _name(self, key: bytes) -> str:
+        return str(Subject(self._bucket, key))
 
     def _list(
         self,
@@ -222,13 +154,6 @@ class S3Source:
             return self._run(f"looking at {Subject(self._bucket, key)}", attempt, deadline)
         except NotFound:
             return None
-
-    def _nothing_at(self, directory: bytes) -> None:
-        """Raise what is right for a directory under which there is no key."""
-        key = self._base + directory if directory else self._base.removesuffix(b"/")
-        if self._head(key) is not None:
-            raise NotADirectory(f"{Subject(self._bucket, key)} is an object")
-        raise NotFound(f"{Subject(self._bucket, key)} does not exist")
 
     def _intact(self, ref: ObjectRef, data: memoryview) -> bool:
         """False when the ETag looks like an MD5 and is not that of `data`."""

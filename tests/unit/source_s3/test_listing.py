@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufs.source.s3.listing import Listed, NotAListing, parse_listing
+from gpufs.source.flat.listing import Listed, NotAListing
+from gpufs.source.s3.listing import parse_listing
 
 HEAD = (
     '<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'

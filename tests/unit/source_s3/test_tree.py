@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufs.source.base import Entry, Hidden, Kind, Page
-from gpufs.source.s3.keys import plain_text, split_key
-from gpufs.source.s3.listing import Listed
-from gpufs.source.s3.tree import NotSorted, Walk, children
+from gpufs.source.flat.keys import split_key
+from gpufs.source.flat.listing import Listed
+from gpufs.source.flat.tree import NotSorted, Walk, children
+from gpufs.source.s3.keys import plain_text
 
 Tree = dict[bytes, tuple[list[Entry], list[Hidden]]]
 
