@@ -195,7 +195,7 @@ def test_something_that_is_no_s3_server_is_said(
     moto: S3Endpoint, aws_env: Env, bucket: Bucket, make: Make, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aws_env(moto)
-    monkeypatch.setattr("gpufs.source.s3.source._CHECK_DEADLINE", 1.0)
+    monkeypatch.setattr("gpufs.source.flat.source.CHECK_DEADLINE", 1.0)
     between = proxy(moto)
     between.add(Fault("status", status=200, code="NotAListing"))
     with pytest.raises(RemoteFailed, match="is this an S3 endpoint"):
