@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from gpufs.fetch.messages import Wanted
 from gpufs.index import ROOT, Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.options import Size
-from gpufs.source.base import ObjectRef
+from gpufs.source.base import Entry, Kind, ObjectRef, Page
 from tests.unit.fetch.helpers import add_files
 
 FILES = 40
@@ -129,3 +130,79 @@ def test_whoever_asks_gets_a_pause_now_and_then(world: World) -> None:
         world.keep(inode)
     miss(world, files[: int(len(files) * SHARE) + 1])
     assert [world.fill.next() for _ in range(4)] == [LATER, LATER, LATER, None]
+
+
+# -- trees
+
+
+def tree(world: World, directories: int, files: int) -> list[list[Inode]]:
+    """Directories 000, 001, ... in the root with so many files each."""
+    names = [b"%03d" % n for n in range(directories)]
+    found = []
+    with world.index.write() as writer:
+        root = writer.begin(ROOT, 1)
+        writer.add(root, Page(b"", [Entry(name, Kind.DIRECTORY) for name in names], [], True))
+        writer.finish(root)
+    for name in names:
+        inode = world.index.lookup(ROOT, name)
+        assert inode is not None
+        with world.index.write() as writer:
+            listing = writer.begin(inode.number, 1)
+            entries = [Entry(b"%03d" % n, Kind.FILE, SIZE, 1, "v") for n in range(files)]
+            writer.add(listing, Page(name, entries, [], True))
+            writer.finish(listing)
+        found.append(world.index.children(inode.number, None, files))
+    return found
+
+
+def test_a_share_of_a_tree_is_enough_in_any_order(world: World) -> None:
+    """A directory for each class: no single one is missed often before most of the tree was."""
+    files = [file for directory in tree(world, 50, 20) for file in directory]
+    share = int(len(files) * SHARE)
+    shuffled = random.Random(1).sample(files, len(files))
+    miss(world, shuffled[: share - 1])
+    assert world.fill.next() is None
+    miss(world, shuffled[share - 1 : share])
+    wanted = list(world.wanted())
+    assert {w.digest for w in wanted} == {file.digest for file in files} and len(wanted) == len(files)
+    assert {w.ref.path for w in wanted} >= {b"000/000", b"049/019"}
+
+
+def test_one_class_after_the_other_is_filled_alone_until_most_were_read(world: World) -> None:
+    classes = tree(world, 20, 40)
+    wanted = []
+    for files in classes:
+        miss(world, files[:FEWEST])
+        wanted.append(len(list(world.wanted())))
+    assert wanted == [40] * 10 + [len(classes) * 40] + [0] * 9
+
+
+def test_a_tree_with_more_directories_than_files_in_each_counts_too(world: World) -> None:
+    classes = tree(world, 400, 2)
+    miss(world, [files[0] for files in random.Random(2).sample(classes, 15)])
+    assert world.fill.next() is None
+    miss(world, [files[1] for files in random.Random(3).sample(classes, 1)])
+    assert len(list(world.wanted())) == 800
+
+
+def test_what_is_being_filled_counts_for_nothing_else(world: World) -> None:
+    classes = tree(world, 3, 40)
+    miss(world, classes[0][:FEWEST])
+    assert len(list(world.wanted())) == 40
+    miss(world, classes[0] * 10)
+    assert world.fill.next() is None
+
+
+def test_what_was_not_listed_yet_can_be_filled_later(world: World) -> None:
+    [files] = tree(world, 1, 40)
+    with world.index.write() as writer:
+        root = writer.begin(ROOT, 2)
+        names = [Entry(b"000", Kind.DIRECTORY), Entry(b"later", Kind.DIRECTORY)]
+        direct = [Entry(b"%03d" % n, Kind.FILE, SIZE, 1, "v") for n in range(100, 110)]
+        writer.add(root, Page(b"", direct + names, [], True))
+        writer.finish(root)
+    in_root = [inode for inode in world.index.children(ROOT, None, 100) if inode.kind is Kind.FILE]
+    miss(world, in_root[:FEWEST])
+    assert len(list(world.wanted())) == len(files) + len(in_root)
+    miss(world, in_root[:FEWEST])
+    assert len(list(world.wanted())) == len(files) + len(in_root)
