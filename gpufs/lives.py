@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -121,15 +122,16 @@ class Lives:
         for name in list(self._answers):
             self._await(name, self._answers.pop(name))
 
-    def wait(self) -> tuple[str, int] | None:
+    def wait(self, alive: Callable[[], None]) -> tuple[str, int] | None:
         """Until a process ends: which, and its exit status; or until a signal comes: None.
 
-        A filesystem process that hangs is killed.
+        A filesystem process that hangs is killed. `alive` is called every some seconds.
         """
         watchdog = Watchdog(self._config.mountpoint)
         while True:
             if self._signals.take():
                 return None
+            alive()
             readable, _, _ = select.select([*self._pidfds, self._signals.fileno()], [], [], EVERY)
             if not readable and watchdog.hangs(self._processes["filesystem"].pid):
                 log.error("the filesystem process has given no answer for a long time: killed")

@@ -141,7 +141,7 @@ class Supervisor:
 
     def _keep_running(self, lives: Lives | None) -> int:
         while lives is not None:
-            ended = lives.wait()
+            ended = lives.wait(self._systemd.alive)
             if ended is None:
                 if self._signals.stops:
                     if self._stop(lives):

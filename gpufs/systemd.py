@@ -28,11 +28,11 @@ class Systemd:
     """
 
     def __init__(self, environment: MutableMapping[str, str], identity: str) -> None:
-        address = environment.get("NOTIFY_SOCKET", "")
-        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._address = _address(environment)
         # systemd 254 and newer tell how many descriptors they keep; older ones are not relied on.
         self._keeps = environment.get("FDSTORE", "").isdecimal() and int(environment["FDSTORE"]) >= 2
         self._names = f"gpufs-device-{identity}", f"gpufs-table-{identity}"
+        self._watched = "WATCHDOG_USEC" in environment
         self.stored = False  # whether a successor will be given the mount
         self.handed_over = False  # whether we were given anything
 
@@ -61,15 +61,19 @@ class Systemd:
             for name, fd in zip(self._names, (device_fd, table_fd), strict=True)
         )
 
+    def alive(self) -> None:
+        """Keep the service's watchdog quiet, if it has one."""
+        if self._watched:
+            self.notify("WATCHDOG=1")
+
     def notify(self, *lines: str, fds: Sequence[int] = ()) -> bool:
         """Send one message; False when it did not arrive."""
-        if not self._address:
-            return False
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.connect(self._address)
-            socket.send_fds(sock, ["\n".join(lines).encode()], fds)
-            return True
-        return False
+        return _send(self._address, lines, fds)
+
+
+def tell(environment: Mapping[str, str], line: str) -> None:
+    """Tell systemd one thing while there is no mount, if it has started this process."""
+    _send(_address(environment), [" ".join(line.splitlines())])
 
 
 def hands_over(environment: Mapping[str, str]) -> bool:
@@ -93,3 +97,17 @@ def _is_connected(device_fd: int) -> bool:
     poll = select.poll()
     poll.register(device_fd, 0)
     return not poll.poll(0)
+
+
+def _address(environment: Mapping[str, str]) -> str:
+    address = environment.get("NOTIFY_SOCKET", "")
+    return "\0" + address[1:] if address.startswith("@") else address
+
+
+def _send(address: str, lines: Sequence[str], fds: Sequence[int] = ()) -> bool:
+    if address:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)
+            socket.send_fds(sock, ["\n".join(lines).encode()], fds)
+            return True
+    return False

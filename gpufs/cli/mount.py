@@ -15,7 +15,7 @@ from gpufs import systemd
 from gpufs.cli import mounts
 from gpufs.cli.output import say, size_text
 from gpufs.control import paths
-from gpufs.errors import MountFailed, UsageError
+from gpufs.errors import GpufsError, MountFailed, UsageError
 from gpufs.options import MountConfig, Options, Settings, describe, parse_options, read_config, split_options
 
 _MAX_LOG = 10 << 20  # a longer log is put aside (one generation) when the next daemon starts
@@ -52,6 +52,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
+    try:
+        return _run(args)
+    except GpufsError as error:
+        if args.foreground:
+            systemd.tell(os.environ, f"STATUS={error}")
+        raise
+
+
+def _run(args: argparse.Namespace) -> int:
     settings: Settings = read_config(args.config) if args.config else {}
     in_file = settings.pop("source", None), settings.pop("mountpoint", None)
     source, mountpoint = args.source or in_file[0], args.mountpoint or in_file[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import subprocess
@@ -10,13 +11,30 @@ from contextlib import suppress
 
 from gpufs.control import client, paths
 from gpufs.control.paths import Mount
-from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
+from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed, UsageError
 from gpufs.mounting import unmount
+from gpufs.options import read_config
 
 # statfs goes to the daemon; in a child of its own, because it may never come back.
 _PROBE = "import os, sys\ntry: os.statvfs(sys.argv[1])\nexcept OSError as e: sys.exit(e.errno)"
 _PROBE_PATIENCE_S = 5.0
 _DEAD = (errno.ENOTCONN, errno.ECONNABORTED)
+
+
+def add_mountpoint(parser: argparse.ArgumentParser) -> None:
+    """MOUNTPOINT, or the file that names it."""
+    parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?")
+    parser.add_argument("--config", metavar="FILE", help="the TOML file it was mounted with, instead")
+
+
+def chosen_mount(args: argparse.Namespace) -> Mount:
+    """What the arguments of add_mountpoint() name; MountFailed when it is no gpufs mount."""
+    mountpoint = args.mountpoint
+    if mountpoint is None and args.config is not None:
+        mountpoint = read_config(args.config).get("mountpoint")
+    if mountpoint is None:
+        raise UsageError("name the MOUNTPOINT, or the --config file that has it")
+    return named_mount(mountpoint)
 
 
 def named_mount(mountpoint: str) -> Mount:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from gpufs.cli.mounts import named_mount
+from gpufs.cli.mounts import add_mountpoint, chosen_mount
 from gpufs.cli.output import printable
 from gpufs.control import client, paths
 from gpufs.errors import AccessDenied, DeadlineExceeded, MountFailed
@@ -31,12 +31,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="example:\n  pip install --upgrade gpufs && gpufs restart /data",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    add_mountpoint(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    mount = named_mount(args.mountpoint)
+    mount = chosen_mount(args)
     before = _status_now(mount)
     where = mount.mountpoint
     if not before["fast_path"]:

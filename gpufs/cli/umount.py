@@ -25,13 +25,13 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "(detach now, though files are open; the daemon ends with its last reader)",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("mountpoint", metavar="MOUNTPOINT")
+    mounts.add_mountpoint(parser)
     parser.add_argument("--lazy", action="store_true", help="detach now, even while it is in use")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    mount = mounts.named_mount(args.mountpoint)
+    mount = mounts.chosen_mount(args)
     daemon = _daemon_handle(mount)
     if daemon is None:
         mounts.detach(mount, lazy=args.lazy or mounts.is_dead(mount))

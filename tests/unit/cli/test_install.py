@@ -16,7 +16,8 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "sbin" / "mount.gpufs"
     path.parent.mkdir()
     monkeypatch.setattr("gpufs.cli.install._HELPERS", (str(path), str(path.with_name("mount.fuse.gpufs"))))
-    monkeypatch.setattr("gpufs.cli.install._script", lambda: "/venv/bin/mount.gpufs")
+    monkeypatch.setattr("gpufs.cli.install._script", lambda name: f"/venv/bin/{name}")
+    monkeypatch.setattr("gpufs.cli.install._UNITS", tmp_path / "units")  # not there: no systemd
     return path
 
 
@@ -28,7 +29,8 @@ def test_install_and_uninstall_can_be_repeated(helper: Path, capsys: pytest.Capt
     assert main(["uninstall"]) == 0
     assert main(["uninstall"]) == 0
     assert list(helper.parent.iterdir()) == []
-    assert capsys.readouterr().out.splitlines() == [
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if "sbin" in line] == [
         text
         for words in (
             "linked {} to /venv/bin/mount.gpufs",
@@ -38,6 +40,27 @@ def test_install_and_uninstall_can_be_repeated(helper: Path, capsys: pytest.Capt
         )
         for text in (words.format(helper), words.format(second))
     ]
+    assert sum("no unit for systemd" in line for line in said) == len(said) - 8 == 2
+
+
+def test_the_unit_runs_this_installation(
+    helper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Put in place with its directory of configurations, replaced by an upgrade, and taken away."""
+    units, configs = tmp_path / "units", tmp_path / "gpufs"
+    units.mkdir()
+    monkeypatch.setattr("gpufs.cli.install._CONFIGS", configs)
+    monkeypatch.setattr("gpufs.cli.install._SYSTEMD_RUNS", tmp_path / "not running")
+    unit = units / "gpufs@.service"
+    unit.write_text("an older one")
+    assert main(["install"]) == main(["install"]) == 0
+    assert "ExecStart=/venv/bin/gpufs mount --foreground" in unit.read_text()
+    assert "/usr/local/bin" not in unit.read_text() and configs.is_dir()
+    assert main(["uninstall"]) == main(["uninstall"]) == 0
+    assert not list(units.iterdir()) and configs.is_dir()
+    said = capsys.readouterr().out
+    assert f"wrote {unit}" in said and f"{unit} is there already" in said
+    assert f"removed {unit}" in said and f"{unit} is not there" in said
 
 
 def test_a_link_to_an_older_installation_is_replaced(helper: Path) -> None:
@@ -64,4 +87,4 @@ def test_an_installation_without_the_script_is_told(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     monkeypatch.setattr(install.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(MountFailed, match="has no mount"):
-        install._script()
+        install._script("mount.gpufs")

@@ -42,6 +42,7 @@ HEAVY = {"boto3", "botocore", "obstore", "trio", "pyfuse3", "lmdb", "asyncio", "
             2,
             "gpufs: cannot read the configuration file /none.toml: No such file or directory\n",
         ),
+        (["umount"], 2, "gpufs: name the MOUNTPOINT, or the --config file that has it\n"),
     ],
 )
 def test_an_error_is_one_line_and_a_status(
@@ -51,7 +52,7 @@ def test_an_error_is_one_line_and_a_status(
     assert capsys.readouterr() == ("", says)
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["status", "--nope"], ["umount"]])
+@pytest.mark.parametrize("argv", [[], ["nonsense"], ["status", "--nope"]])
 def test_wrong_arguments_are_a_usage_error(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(argv)
