@@ -110,16 +110,13 @@ def test_a_service_is_enabled_restarted_and_stopped(host: Host, systemd: Booted)
     host.check(systemd)
     assert f"{host.work}/data on {host.mountpoint}" in systemd.run("systemctl", "status", SERVICE).stdout
     with reading(host, systemd) as took:
-        for disturb in (
-            ["systemctl", "restart", SERVICE],
-            ["kill", "-KILL", systemd.show(SERVICE, "MainPID")],
-            ["systemctl", "reload", SERVICE],
-            ["systemctl", "restart", SERVICE],
-        ):
-            before = len(took)
-            if disturb[0] == "kill":
-                disturb[2] = systemd.show(SERVICE, "MainPID")
-            systemd.run(*disturb)
+        for disturb in ("restart", "crash", "reload", "restart"):
+            before, main = len(took), systemd.show(SERVICE, "MainPID")
+            if disturb == "crash":
+                systemd.run("kill", "-KILL", main)
+                wait_until(lambda main=main: systemd.show(SERVICE, "MainPID") not in (main, "0"), "the next")
+            else:
+                systemd.run("systemctl", disturb, SERVICE)
             wait_until(lambda: systemd.show(SERVICE, "ActiveState") == "active", "the service to be back")
             wait_until(lambda before=before: len(took) > before + 20, "readers to go on")
     print(f"{len(took)} files, the longest {max(took):.1f} s")
