@@ -37,6 +37,8 @@ class Metrics:
         self.retries = Counter()  # requests that were repeats of a failed one
         self.evictions = Counter()  # cache entries removed to keep the limits
         self.not_admitted = Counter()  # objects and chunks served without being kept, for what is kept
+        self.compressed = Counter()  # objects that were kept compressed
+        self.compressed_saved = Counter()  # bytes of disk blocks they took less
         self.cache_errors = Counter()  # cache operations that failed and were bypassed
         self.corrupt_entries = Counter()  # cache entries whose checksum did not match
         self.stale_served = Counter()  # listings served past their ttl, the source being down

@@ -238,6 +238,9 @@ class Options:
     fast_path: Literal["auto", "off"] = _option(
         _choice("auto", "off"), "answer what is cached in a process of its own, if possible", default="auto"
     )
+    compress: Literal["auto", "off"] = _option(
+        _choice("auto", "off"), "keep small files compressed where that saves a third", default="off"
+    )
     log_level: str = _option(
         _choice("debug", "info", "warning", "error"), "least severe message to log", default="info"
     )

@@ -45,6 +45,7 @@ _DAMAGE = (
 # Marks of an entry, beside its kind in one byte.
 EARLY = 2  # fetched before anybody asked for it, and not used since
 STAGED = 4  # of no use any more once it was used
+COMPRESSED = 8  # an object whose file is in compressed/; `size` is that of the file
 
 
 class Kind(IntEnum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpufs.cache.catalogue import EARLY, Catalogue, Entry, Kind
+from gpufs.cache.catalogue import COMPRESSED, EARLY, Catalogue, Entry, Kind
 from gpufs.cache.failures import Failures
 from gpufs.cache.layout import Layout, unlink
 from gpufs.cache.policy import LeastRecentlyUsed, Purpose
@@ -80,7 +80,7 @@ class Eviction:
         try:
             with self._sharing.gate():
                 entry = self._catalogue.get(digest)
-                size = entry.size if entry is not None else os.stat(self._layout.object_path(digest)).st_size
+                size = entry.size if entry is not None else self._size_of(digest)
                 freed = size if self._drop(digest) else 0
         except FileNotFoundError:
             return 0
@@ -90,14 +90,28 @@ class Eviction:
         self._space.forget_measure()
         return freed
 
+    def _size_of(self, digest: bytes) -> int:
+        """Of an object the catalogue does not know of."""
+        try:
+            return os.stat(self._layout.object_path(digest)).st_size
+        except FileNotFoundError:
+            return os.stat(self._layout.compressed_path(digest)).st_size
+
     def _drop(self, digest: bytes) -> bool:
         """Unlink the files of an entry and forget it; False when none was there or one cannot be removed."""
         layout = self._layout
         entry = self._catalogue.get(digest)
         partial = layout.partial_path(digest)
-        places = [[layout.object_path(digest)], [partial, partial + ".map"], [layout.unverified_path(digest)]]
+        places = [
+            [layout.object_path(digest)],
+            [partial, partial + ".map"],
+            [layout.unverified_path(digest)],
+            [layout.compressed_path(digest)],
+        ]
         if entry is not None and entry.kind is Kind.PARTIAL:
             places[0], places[1] = places[1], places[0]
+        elif entry is not None and entry.marks & COMPRESSED:
+            places.reverse()
         try:
             # After a crash the entry may be in another place than the catalogue says.
             found = any(any([unlink(path) for path in place]) for place in places)

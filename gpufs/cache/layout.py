@@ -27,12 +27,14 @@ class Layout:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.objects = root / "objects"
+        self.compressed = root / "compressed"
         self.unverified = root / "unverified"
         self.partial = root / "partial"
         self.tmp = root / "tmp"
         self.index = root / "index"
         self.catalogue = root / "catalogue"
         self._objects = f"{self.objects}/"
+        self._compressed = f"{self.compressed}/"
         # Not the process id: two containers may share the directory and have the same one.
         self._temporary = f"{self.tmp}/{os.urandom(6).hex()}."
         self._numbers = itertools.count()
@@ -67,6 +69,10 @@ class Layout:
         name = digest.hex()
         return f"{self._objects}{name[:2]}/{name}"
 
+    def compressed_path(self, digest: bytes) -> str:
+        name = digest.hex()
+        return f"{self._compressed}{name[:2]}/{name}"
+
     def unverified_path(self, digest: bytes) -> str:
         name = digest.hex()
         return f"{self.unverified}/{name[:2]}/{name}"
@@ -91,25 +97,29 @@ class Layout:
     def open_object(self, digest: bytes) -> int:
         return os.open(self.object_path(digest), _READ)
 
-    def has_object(self, digest: bytes) -> bool:
+    def read_compressed(self, digest: bytes) -> bytes:
+        fd = os.open(self.compressed_path(digest), _READ)
+        with open(fd, "rb", buffering=0) as file:
+            return file.readall()
+
+    def has_plain(self, digest: bytes) -> bool:
         return os.path.exists(self.object_path(digest))
 
+    def has_compressed(self, digest: bytes) -> bool:
+        return os.path.exists(self.compressed_path(digest))
+
     def has_any(self, digest: bytes) -> bool:
-        """Whether there is a file of the object, whole, partial or unverified."""
-        paths = self.object_path(digest), self.partial_path(digest), self.unverified_path(digest)
-        return any(os.path.lexists(path) for path in paths)
+        """Whether there is a file of the object, whole, compressed, partial or unverified."""
+        places = self.object_path, self.compressed_path, self.partial_path, self.unverified_path
+        return any(os.path.lexists(path_of(digest)) for path_of in places)
 
     def move_to_objects(self, source: str, digest: bytes) -> None:
         """Publish `source` under its digest, in one atomic step."""
-        target = self.object_path(digest)
-        try:
-            os.rename(source, target)
-        except FileNotFoundError:
-            # Not the root: when that vanished, a mount point may be bare, and is not ours to fill.
-            for directory in (str(self.objects), os.path.dirname(target)):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(directory, 0o700)
-            os.rename(source, target)
+        _move(source, self.object_path(digest))
+
+    def move_to_compressed(self, source: str, digest: bytes) -> None:
+        """The same, of what Compression.pack() gave."""
+        _move(source, self.compressed_path(digest))
 
     # Temporary files
 
@@ -133,6 +143,18 @@ class Layout:
                 path = f"{self.tmp}/{name}"
                 if not older_than or time.time() - os.lstat(path).st_mtime > older_than:
                     unlink(path)
+
+
+def _move(source: str, target: str) -> None:
+    try:
+        os.rename(source, target)
+    except FileNotFoundError:
+        leaf = os.path.dirname(target)
+        # Not the root: when that vanished, a mount point may be bare, and is not ours to fill.
+        for directory in (os.path.dirname(leaf), leaf):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory, 0o700)
+        os.rename(source, target)
 
 
 def unlink(path: str) -> bool:

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from gpufs.cache.catalogue import Catalogue, Entry, Kind
+from gpufs.cache.catalogue import COMPRESSED, Catalogue, Entry, Kind
 from gpufs.cache.checksum import NO_HASH
 from gpufs.cache.layout import Layout, move_tree, remove_tree, unlink, walk_objects
 from gpufs.cache.partial import held_bytes
@@ -46,7 +46,15 @@ def reconcile(
         for digest, path in walk_objects(top):
             if stop():
                 return False
-            _check_object(catalogue, digest, path)
+            _check_object(catalogue, digest, path, 0)
+    for digest, path in walk_objects(layout.compressed):
+        if stop():
+            return False
+        if layout.has_plain(digest):
+            # Killed between making the one and removing the other.
+            unlink(path)
+        else:
+            _check_object(catalogue, digest, path, COMPRESSED)
     for name in _partial_names(layout):
         with gate(), contextlib.suppress(FileNotFoundError):
             _check_partial(layout, catalogue, name)
@@ -59,16 +67,18 @@ def reconcile(
     return True
 
 
-def _check_object(catalogue: Catalogue, digest: bytes, path: str) -> None:
+def _check_object(catalogue: Catalogue, digest: bytes, path: str, mark: int) -> None:
     known = catalogue.get(digest)
     try:
         found = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return
-    if known is None or known.kind is not Kind.OBJECT or known.size != found.st_size:
+    same = known is not None and known.kind is Kind.OBJECT and known.marks & COMPRESSED == mark
+    if known is None or not same or known.size != found.st_size:
         # Published in the last second before a crash, or the catalogue was lost. Its checksum is not
         # computed now: that would read it all.
-        catalogue.put(digest, Entry(found.st_size, NO_HASH, found.st_mtime_ns, Kind.OBJECT, ""))
+        entry = Entry(found.st_size, NO_HASH, found.st_mtime_ns, Kind.OBJECT, "", mark)
+        catalogue.put(digest, entry)
 
 
 def _partial_names(layout: Layout) -> list[str]:

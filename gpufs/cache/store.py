@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpufs.cache.catalogue import EARLY, STAGED, Catalogue, Entry, Kind
-from gpufs.cache.checksum import content_hash
+from gpufs.cache.catalogue import COMPRESSED, EARLY, STAGED, Catalogue, Entry, Kind, charge_of
+from gpufs.cache.checksum import NO_HASH, content_hash
+from gpufs.cache.compression import Compression
 from gpufs.cache.eviction import Eviction
 from gpufs.cache.failures import Failures
 from gpufs.cache.keeper import Keeper
@@ -54,7 +55,9 @@ class Cache:
     ) -> None:
         """Open or create the cache; CacheUnusable when that is impossible."""
         self._boot_id = boot_id or current_boot_id()
+        self._metrics = metrics
         self._failures = Failures(metrics)
+        self._compression = Compression()
         self._layout = Layout(directory)
         self._closed = threading.Event()
         self._scrubbing = threading.Lock()
@@ -140,8 +143,32 @@ class Cache:
             self._catalogue.touch(digest)
 
     def has_object(self, digest: bytes) -> bool:
-        """Whether the whole object is here, without counting as a use of it."""
-        return self._layout.has_object(digest)
+        """Whether the whole object is here, compressed or not, without counting as a use of it."""
+        return self._layout.has_plain(digest) or self._layout.has_compressed(digest)
+
+    def has_compressed(self, digest: bytes) -> bool:
+        """Whether the object, which open_object() does not give, is something for expand()."""
+        return self._layout.has_compressed(digest)
+
+    def expand(self, digest: bytes, size: int) -> int | None:
+        """Like open_object() for an object that is kept compressed: a descriptor of its `size` bytes.
+
+        Reads, decompresses and checks all of it: a worker thread.
+        """
+        try:
+            packed = self._layout.read_compressed(digest)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._failures.report("reading a compressed object", error)
+            return None
+        data = self._compression.unpack(digest, size, packed)
+        if data is None:
+            self._metrics.corrupt_entries.add()
+            self.evict(digest)
+            return None
+        self._catalogue.touch(digest)
+        return self._aside(data)
 
     def held(self, digest: bytes) -> int:
         """Bytes that are here of an object that is not whole, as far as is known."""
@@ -174,30 +201,41 @@ class Cache:
         return fd
 
     def publish(
-        self, digest: bytes, data: memoryview, source: str = "", purpose: Purpose = Purpose.DEMAND
+        self,
+        digest: bytes,
+        data: memoryview,
+        source: str = "",
+        purpose: Purpose = Purpose.DEMAND,
+        *,
+        compress: bool = False,
     ) -> int:
-        """Keep a whole object if it fits; a descriptor that reads its bytes (use pread) in any case."""
-        size = len(data)
+        """Keep a whole object if it fits; a descriptor that reads its bytes (use pread) in any case.
+
+        With `compress` it is kept compressed if that saves enough; that takes milliseconds.
+        """
+        packed = self._compression.pack(digest, data) if compress else None
+        size = len(data if packed is None else packed)
         if not self._eviction.reserve(size, purpose):
             return self._aside(data)
         try:
             self._unverified.discard(digest)
-            return self._keep(digest, data, source, _MARKS[purpose])
+            if packed is None:
+                return self._keep(digest, data, source, _MARKS[purpose])
+            if self._keep_compressed(digest, packed, source, _MARKS[purpose]):
+                self._metrics.compressed.add()
+                self._metrics.compressed_saved.add(charge_of(len(data)) - charge_of(size))
         except OSError as error:
             self._failures.report("publishing", error)
         finally:
             self._eviction.release(size)
         return self._aside(data)
 
+    def promises_compression(self, data: memoryview) -> bool:
+        """Whether `data` are likely to be worth compressing, judged by a sample in microseconds."""
+        return self._compression.promises(data)
+
     def _keep(self, digest: bytes, data: memoryview, source: str, marks: int) -> int:
-        fd, path = self._layout.create_temporary()
-        try:
-            write_at(fd, data, 0)
-        except BaseException:
-            os.close(fd)
-            with contextlib.suppress(OSError):
-                unlink(path)
-            raise
+        fd, path = self._write_temporary(data)
         try:
             self._layout.move_to_objects(path, digest)
         except OSError as error:
@@ -206,11 +244,45 @@ class Cache:
             with contextlib.suppress(OSError):
                 unlink(path)
         else:
-            entry = Entry(len(data), content_hash(data), time.time_ns(), Kind.OBJECT, source, marks)
-            # Of what waits to be verified there is an entry already.
-            put = self._catalogue.put if self._unverified.waiting else self._catalogue.put_new
-            put(digest, entry)
+            with contextlib.suppress(OSError):
+                unlink(self._layout.compressed_path(digest))  # another process kept it so: never both
+            checksum = content_hash(data)
+            self._enter(digest, Entry(len(data), checksum, time.time_ns(), Kind.OBJECT, source, marks))
         return fd
+
+    def _keep_compressed(self, digest: bytes, packed: bytes, source: str, marks: int) -> bool:
+        # Before it has its name: should another process keep it plain after that, that entry is the later.
+        now = time.time_ns()
+        fd, path = self._write_temporary(memoryview(packed))
+        os.close(fd)
+        try:
+            self._layout.move_to_compressed(path, digest)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unlink(path)
+            raise
+        if self._layout.has_plain(digest):  # never both
+            unlink(self._layout.compressed_path(digest))
+            return False
+        # Its checksum is in the file.
+        self._enter(digest, Entry(len(packed), NO_HASH, now, Kind.OBJECT, source, marks | COMPRESSED))
+        return True
+
+    def _enter(self, digest: bytes, entry: Entry) -> None:
+        # Of what waits to be verified there is an entry already.
+        put = self._catalogue.put if self._unverified.waiting else self._catalogue.put_new
+        put(digest, entry)
+
+    def _write_temporary(self, data: memoryview) -> tuple[int, str]:
+        fd, path = self._layout.create_temporary()
+        try:
+            write_at(fd, data, 0)
+        except BaseException:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                unlink(path)
+            raise
+        return fd, path
 
     def _aside(self, data: memoryview) -> int:
         """A descriptor with the bytes that keeps nothing: on the disk when there is room, else in memory."""

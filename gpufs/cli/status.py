@@ -78,7 +78,8 @@ def render(status: Status) -> str:
         (
             "cache",
             f"{size_text(status['cache_bytes'])} of {size_text(status['cache_limit'])} "
-            f"in {counted(status['cache_objects'], 'object')}; {counted(status['evictions'], 'eviction')}",
+            f"in {counted(status['cache_objects'], 'object')}; {counted(status['evictions'], 'eviction')}"
+            f"{_compressed(status)}",
         ),
     ]
     rows += [("warming", _warming(warmup)) for warmup in status.get("warming", [])]
@@ -97,6 +98,11 @@ def render(status: Status) -> str:
 def _ahead(status: Status) -> str:
     ahead = status.get("prefetched", 0)
     return f"; {ahead:,} fetched before they were asked for" if ahead else ""
+
+
+def _compressed(status: Status) -> str:
+    count = status.get("compressed", 0)
+    return f"; {count:,} kept compressed, {size_text(status['compressed_saved'])} less" if count else ""
 
 
 def _warming(warmup: dict[str, Any]) -> str:

@@ -61,14 +61,17 @@ class Objects:
         fill: EpochFill,
         metrics: Metrics,
         answer: Answer,
+        *,
+        compress: bool = False,
     ) -> None:
-        """`answer` must not keep the descriptor."""
+        """`answer` must not keep the descriptor. `compress`: keep compressed what is worth it."""
         self._source = source
         self._cache = cache
         self._ahead = ahead
         self._fill = fill
         self._metrics = metrics
         self._answer = answer
+        self._compress = compress
         self._flights: dict[bytes, _Flight] = {}
         self._more_to_start = False
         self._threads = ThreadPoolExecutor(THREADS, "gpufs fetch")
@@ -104,7 +107,12 @@ class Objects:
             self._answer(asker, fd, None)
             os.close(fd)
             return
-        self._start(_Flight(wanted.digest, wanted.ref, [asker]))
+        flight = _Flight(wanted.digest, wanted.ref, [asker])
+        if self._cache.has_compressed(wanted.digest):  # the same
+            self._flights[wanted.digest] = flight
+            self._read(flight, again=False)
+        else:
+            self._start(flight)
 
     def in_thread(self, asker: int, work: Callable[[], None]) -> None:
         """Do `work`, which may wait, though not for the source, and tell `answer` then."""
@@ -164,10 +172,18 @@ class Objects:
             self._landed(flight, None, data)
         elif data is None:  # whatever it was: reading it the long way will tell, or succeed
             self._read(flight, again=True)
-        elif len(data) > INLINE or not self._cache.fits(len(data)):
-            self._submit(lambda: self._try_to_keep(flight, data), self._threads)
         else:
-            self._try_to_keep(flight, data)()
+            compress = self._worth_compressing(flight, data)
+            if compress or len(data) > INLINE or not self._cache.fits(len(data)):
+                self._submit(lambda: self._try_to_keep(flight, data, compress), self._threads)
+            else:
+                self._try_to_keep(flight, data, compress)()
+
+    def _worth_compressing(self, flight: _Flight, data: memoryview) -> bool:
+        """What is staged is read once, and so not worth it."""
+        return (
+            self._compress and flight.purpose is not Purpose.STAGE and self._cache.promises_compression(data)
+        )
 
     def _read(self, flight: _Flight, *, again: bool) -> None:
         """The long way. `again`: the first try is a part of the deadline, and the wait for a thread."""
@@ -188,12 +204,12 @@ class Objects:
 
     # -- in any thread; what they return is for the one
 
-    def _try_to_keep(self, flight: _Flight, data: memoryview) -> Callable[[], None]:
+    def _try_to_keep(self, flight: _Flight, data: memoryview, compress: bool) -> Callable[[], None]:
         assert self._downloads is not None
         try:
             if not self._downloads.intact(flight.ref, data):
                 return lambda: self._read(flight, again=True)
-            fd = self._cache.publish(flight.digest, data, purpose=flight.purpose)
+            fd = self._cache.publish(flight.digest, data, purpose=flight.purpose, compress=compress)
         except Exception as error:
             failure = failure_of(error, log)
             return lambda: self._landed(flight, None, failure)
@@ -204,8 +220,11 @@ class Objects:
         try:
             fd = self._cache.rescue(flight.digest)
             if fd is None:
+                fd = self._cache.expand(flight.digest, flight.ref.size)
+            if fd is None:
                 data = self._source.read(flight.ref, 0, flight.ref.size, spent=spent)
-                fd = self._cache.publish(flight.digest, data, purpose=flight.purpose)
+                compress = self._worth_compressing(flight, data)
+                fd = self._cache.publish(flight.digest, data, purpose=flight.purpose, compress=compress)
         except Exception as error:
             failure = failure_of(error, log)
             return lambda: self._landed(flight, None, failure)

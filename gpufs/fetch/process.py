@@ -48,7 +48,15 @@ class Service:
         index = Index(self._cache.index_directory(source.id), source.id)
         self._ahead = Ahead(index, self._cache, self._tell)
         fill = EpochFill(index, self._cache)
-        self._objects = Objects(source, self._cache, self._ahead, fill, self._metrics, self._answer)
+        self._objects = Objects(
+            source,
+            self._cache,
+            self._ahead,
+            fill,
+            self._metrics,
+            self._answer,
+            compress=options.compress == "auto",
+        )
 
     def run(self) -> None:
         """Until nobody can ask any more. What is on its way then is given up."""

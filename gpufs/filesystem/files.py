@@ -84,6 +84,7 @@ class Files:
         self._nursery = nursery
         self._disk = Workers(DISK_THREADS)
         self._open: dict[int, OpenFile] = {}
+        self._expanding: SingleFlight[int, None] = SingleFlight(nursery)
         self._opening: SingleFlight[int, None] = SingleFlight(nursery)
         self._buffer = memoryview(bytearray(MAX_READ))
 
@@ -96,7 +97,7 @@ class Files:
         self._metrics.opens.add()
         file = self._use(number)
         try:
-            if file.at_hand or self._open_cached(file):
+            if file.at_hand or self._open_cached(file) or await self._open_compressed(file):
                 (self._metrics.hits if file.whole else self._metrics.misses).add()
             else:
                 self._metrics.misses.add()
@@ -122,7 +123,7 @@ class Files:
         if adopt and file.users == 1:
             file.users += 1
         try:
-            if not file.at_hand and not self._open_cached(file):
+            if not (file.at_hand or self._open_cached(file) or await self._open_compressed(file)):
                 await self._open_missing(file)
             size = min(size, file.inode.size - offset)
             if size <= 0:
@@ -180,6 +181,23 @@ class Files:
             fd = None
         file.fd = fd
         return fd is not None
+
+    async def _open_compressed(self, file: OpenFile) -> bool:
+        inode = file.inode
+        if inode.size > CHUNK or not self._cache.has_compressed(inode.digest):
+            return False
+        if inode.number not in self._expanding:
+            file.users += 1  # the flight's own
+        await self._expanding.run(inode.number, lambda: self._expand(file))
+        return file.at_hand
+
+    async def _expand(self, file: OpenFile) -> None:
+        try:
+            fd = await self._disk.run(self._cache.expand, file.inode.digest, file.inode.size)
+            if fd is not None:
+                file.hold(fd)
+        finally:
+            self._drop(file)
 
     async def _open_missing(self, file: OpenFile) -> None:
         if file.inode.number not in self._opening:
