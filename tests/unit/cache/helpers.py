@@ -64,13 +64,29 @@ def lookup(cache: Cache, name: object) -> bytes | None:
     return None if fd is None else read_all(fd)
 
 
+def publish_compressed(cache: Cache, name: object, size: int) -> None:
+    fd = cache.publish(digest_of(name), content(name, size), "test", compress=True)
+    assert read_all(fd) == content(name, size)
+
+
+def expand(cache: Cache, name: object, size: int) -> bytes | None:
+    fd = cache.expand(digest_of(name), size)
+    return None if fd is None else read_all(fd)
+
+
 def object_files(directory: Path) -> dict[bytes, Path]:
     return {bytes.fromhex(p.name): p for p in (directory / "objects").glob("??/*")}
 
 
+def compressed_files(directory: Path) -> dict[bytes, Path]:
+    return {bytes.fromhex(p.name): p for p in (directory / "compressed").glob("??/*")}
+
+
 def bytes_on_disk(directory: Path) -> int:
-    """Bytes in whole blocks of everything in objects/, unverified/ and the data of partial/."""
-    files = [*directory.glob("objects/??/*"), *directory.glob("unverified/??/*")]
+    """Bytes in whole blocks of all in objects/, compressed/ and unverified/, and of the data of partial/."""
+    files = [
+        path for top in ("objects", "compressed", "unverified") for path in directory.glob(f"{top}/??/*")
+    ]
     whole = sum(-(-p.stat().st_size // 4096) * 4096 for p in files)
     return whole + sum(p.stat().st_blocks * 512 for p in directory.glob("partial/*") if p.suffix != ".map")
 

@@ -15,6 +15,7 @@ from gpufs.cache import CHUNK, Partial
 from tests.unit.cache.helpers import (
     bytes_on_disk,
     chunk_content,
+    compressed_files,
     content,
     digest_of,
     object_files,
@@ -46,9 +47,10 @@ class CacheMachine(RuleBasedStateMachine):
         self.chunks: dict[str, set[int]] = {}
         self.boot = 0
 
-    @rule(name=SMALL)
-    def publish(self, name: int) -> None:
-        fd = self.cache.publish(digest_of(name), content(name, size_of(name)), "model")
+    @rule(name=SMALL, compress=st.booleans())
+    def publish(self, name: int, compress: bool) -> None:
+        data = content(name, size_of(name))
+        fd = self.cache.publish(digest_of(name), data, "model", compress=compress)
         assert read_all(fd) == content(name, size_of(name))
         self.stored.add(name)
 
@@ -57,7 +59,10 @@ class CacheMachine(RuleBasedStateMachine):
         fd = self.cache.open_object(digest_of(name))
         if fd is None:
             fd = self.cache.rescue(digest_of(name))
+        if fd is None and isinstance(name, int):
+            fd = self.cache.expand(digest_of(name), size_of(name))
         if fd is None:
+            assert not self.cache.has_object(digest_of(name))
             self.stored.discard(name)
             return
         assert name in self.stored
@@ -85,11 +90,12 @@ class CacheMachine(RuleBasedStateMachine):
     def evict(self, name: int | str) -> None:
         self.cache.evict(digest_of(name))
         assert self.cache.open_object(digest_of(name)) is None
+        assert not self.cache.has_object(digest_of(name))
         self.stored.discard(name)
 
     @rule(name=SMALL)
     def remove_behind_its_back(self, name: int) -> None:
-        for digest, path in object_files(self.directory).items():
+        for digest, path in (object_files(self.directory) | compressed_files(self.directory)).items():
             if digest == digest_of(name):
                 path.unlink()
                 self.stored.discard(name)
@@ -116,6 +122,10 @@ class CacheMachine(RuleBasedStateMachine):
     def limit_holds(self) -> None:
         assert bytes_on_disk(self.directory) <= LIMIT
         assert self.cache.usage().bytes >= bytes_on_disk(self.directory)
+
+    @invariant()
+    def no_object_is_here_twice(self) -> None:
+        assert not object_files(self.directory).keys() & compressed_files(self.directory).keys()
 
     @invariant()
     def chunks_stay_readable(self) -> None:

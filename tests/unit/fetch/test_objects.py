@@ -106,7 +106,13 @@ class FakeSource:
 
 class World:
     def __init__(
-        self, work: Path, *, downloads: bool = True, cache_size: int = 1 << 30, boot_id: str = "boot"
+        self,
+        work: Path,
+        *,
+        downloads: bool = True,
+        cache_size: int = 1 << 30,
+        boot_id: str = "boot",
+        compress: bool = False,
     ) -> None:
         self.metrics = Metrics()
         self.cache = Cache(
@@ -129,6 +135,7 @@ class World:
             EpochFill(self.index, self.cache),
             self.metrics,
             self._answer,
+            compress=compress,
         )
 
     def _answer(self, asker: int, fd: int | None, error: GpufsError | None) -> None:
@@ -232,6 +239,61 @@ def test_what_came_meanwhile_is_not_fetched(world: World) -> None:
     assert not world.downloads.started and not world.source.reads
 
 
+@pytest.mark.parametrize("downloads", [True, False])
+def test_what_is_worth_it_is_kept_compressed_and_not_fetched_again(
+    make: Callable[..., World], downloads: bool
+) -> None:
+    """A reader who looked before it was kept asks for it all the same."""
+    world = make(compress=True, downloads=downloads)
+    inode = world.files(1, 50_000)[0]
+    world.demand(inode)
+    if downloads:
+        world.downloads.come()
+    world.until(lambda: 0 in world.answers)
+    world.demand(inode, inode, asker=1)
+    world.until(lambda: len(world.answers) == 3)
+    assert set(world.answers.values()) == {content(inode.name, 50_000)}
+    assert world.downloads.started.total() + len(world.source.reads) == 1
+    assert world.cache.has_compressed(inode.digest) and world.cache.open_object(inode.digest) is None
+    assert world.metrics.compressed.value == 1
+
+
+def test_a_damaged_compressed_object_is_fetched_again(make: Callable[..., World], tmp_path: Path) -> None:
+    world = make(compress=True)
+    inode = world.files(1, 50_000)[0]
+    world.demand(inode)
+    world.downloads.come()
+    world.until(lambda: 0 in world.answers)
+    (path,) = (tmp_path / "cache/compressed").glob("??/*")
+    path.write_bytes(b"damaged")
+    world.demand(inode, asker=1)
+    world.until(lambda: 1 in world.answers)
+    assert world.answers[1] == content(inode.name, 50_000)
+    assert world.metrics.corrupt_entries.value == 1
+
+
+def test_what_is_being_compressed_holds_up_nobody_else(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(compress=True)
+    slow, other = world.files(2, 50_000)
+    gate, pack = threading.Event(), world.cache._compression.pack
+
+    def wait_and_pack(digest: bytes, data: memoryview) -> bytes | None:
+        assert gate.wait(PATIENCE)
+        return pack(digest, data)
+
+    monkeypatch.setattr(world.cache._compression, "pack", wait_and_pack)
+    monkeypatch.setattr(world.cache, "promises_compression", lambda data: bytes(data[:6]) == slow.name)
+    world.demand(slow, other)
+    world.downloads.come()
+    world.until(lambda: 1 in world.answers)
+    assert 0 not in world.answers
+    gate.set()
+    world.until(lambda: 0 in world.answers)
+    assert world.cache.has_compressed(slow.digest) and not world.cache.has_compressed(other.digest)
+
+
 @pytest.mark.parametrize("size", [SIZE, INLINE + 1])
 @pytest.mark.parametrize("how", ["failed", "damaged"])
 def test_a_download_that_brings_nothing_good_is_read_with_its_time_counted(
@@ -275,9 +337,9 @@ def test_only_small_objects_that_fit_are_kept_by_the_one_thread(
     threads: list[threading.Thread] = []
     publish = world.cache.publish
 
-    def published(digest: bytes, data: memoryview, purpose: Purpose) -> int:
+    def published(digest: bytes, data: memoryview, *, purpose: Purpose, compress: bool) -> int:
         threads.append(threading.current_thread())
-        return publish(digest, data, purpose=purpose)
+        return publish(digest, data, purpose=purpose, compress=compress)
 
     monkeypatch.setattr(world.cache, "publish", published)
     world.demand(files[0])

@@ -15,7 +15,7 @@ from gpufs.cache import CHUNK
 from gpufs.errors import DeadlineExceeded, IsADirectory, ObjectArchived, RemoteFailed, VersionGone
 from gpufs.fetch.failures import FAILURE_HOLDS
 from gpufs.fetch.readahead import MAX_WINDOW
-from gpufs.index import ROOT, Change
+from gpufs.index import ROOT, Change, Inode
 from tests.unit.filesystem.helpers import BIG, FakeSource, World, content, descriptors, play
 
 SMALL = content("small", 100_000)
@@ -111,6 +111,62 @@ def test_opens_count_as_hits_only_when_all_bytes_are_here(tmp_path: Path) -> Non
     play(tmp_path, source, scene)
     chunks = sorted(offset // CHUNK for path, offset, _ in source.reads if path == b"large")
     assert chunks == list(range(11)), "each chunk was fetched once"
+
+
+TEXT = b"some text " * 10_000
+
+
+async def keep_compressed(world: World, path: str, data: bytes) -> Inode:
+    inode = await world.find(path)
+    assert inode is not None
+    os.close(world.cache.publish(inode.digest, memoryview(data), compress=True))
+    assert world.cache.has_compressed(inode.digest)
+    return inode
+
+
+def test_an_object_that_is_kept_compressed_is_a_hit(tmp_path: Path) -> None:
+    """Opened by many at once it is expanded once; also for a read without an open; nothing stays open."""
+    source = FakeSource({"text": TEXT})
+
+    async def scene(world: World) -> None:
+        inode = await keep_compressed(world, "text", TEXT)
+        expanded = []
+        expand = world.cache.expand
+        world.cache.expand = lambda *args: expanded.append(args) or expand(*args)  # type: ignore
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(world.files.open, inode.number)
+        assert len(expanded) == 1
+        assert await read_all(world, inode.number, len(TEXT)) == TEXT
+        for _ in range(10):
+            world.files.release(inode.number)
+        assert world.metrics.hits.value == 10 and world.metrics.misses.value == 0
+        await world.settled()
+        assert_nothing_open(world)
+        before = descriptors()
+        assert await world.read(inode.number, 5, 10) == TEXT[5:15]
+        world.files.release(inode.number)
+        await world.settled()
+        assert descriptors() == before and len(expanded) == 2
+
+    play(tmp_path, source, scene)
+    assert not source.reads
+
+
+def test_a_damaged_object_that_is_kept_compressed_is_a_miss(tmp_path: Path) -> None:
+    source = FakeSource({"text": TEXT})
+
+    async def scene(world: World) -> None:
+        await keep_compressed(world, "text", TEXT)
+        (path,) = (tmp_path / "cache/compressed").glob("??/*")
+        os.truncate(path, 30)
+        assert await read_file(world, "text") == TEXT
+        assert world.metrics.misses.value == 1 and world.metrics.corrupt_entries.value == 1
+        assert await read_file(world, "text") == TEXT
+        assert world.metrics.hits.value == 1
+
+    play(tmp_path, source, scene)
+    assert len(source.reads) == 1
 
 
 @pytest.mark.parametrize(("path", "data"), [("small", SMALL), ("large", LARGE), ("empty", b"")])
