@@ -29,6 +29,7 @@ from tests.unit.fetch.helpers import add_files
 
 SIZE = 1000
 PATIENCE = 10.0
+LOOK_AGAIN = 0.05
 
 
 def content(name: bytes, size: int) -> bytes:
@@ -166,7 +167,8 @@ class World:
             left = end - time.monotonic()
             assert left > 0, f"waited in vain; answered: {sorted(self.answers)}"
             timeout = self.objects.timeout()
-            poll.poll(1000 * (left if timeout is None else min(left, timeout)))
+            # What threads do before they are through wakes nobody up.
+            poll.poll(1000 * (LOOK_AGAIN if timeout is None else min(LOOK_AGAIN, timeout)))
             self.objects.turn()
 
     def read_paths(self) -> list[bytes]:
