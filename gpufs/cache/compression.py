@@ -16,7 +16,7 @@ import zstandard
 from gpufs.cache.catalogue import charge_of
 from gpufs.cache.checksum import content_hash
 
-# Level 3 takes 1.4 to 3 times as long, for 0 to 10% less (docs/decisions.md).
+# Level 3 takes 1.4 to 3 times as long, for 0 to 11% less (docs/decisions.md).
 _LEVEL = 1
 _PIECE = 4096
 # A sample is too short for the compressor to learn much: what gives 1.4 there gives 1.5 as a whole.
