@@ -2,7 +2,7 @@
 
 Each kind is read twice through a mount with compress=off and one with auto: cold (SeaweedFS and all on this
 machine) and from the cache, each file opened, read to its end and closed. The processor time is that of gpufs
-alone. The last table is what becomes of one object in the fetch process, and at an open.
+alone. The first table is what becomes of one object in the fetch process, and at an open.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from pathlib import Path
 
 from gpufs.cache.catalogue import charge_of
 from gpufs.cache.compression import Compression
-from tests.bench.lab import daemon_cpu, idle, microseconds, prepared, table
+from tests.bench.lab import daemon_cpu, microseconds, prepared, table
 from tests.servers import BUCKET, S3Endpoint, weed_server
 
-FILES = 1200
+FILES = 1000
 SIZE = 62_000
 READERS = 8
 ROUNDS = 2
@@ -81,7 +81,8 @@ def _kinds() -> dict[str, Callable[[int], bytes]]:
 
 def run() -> None:
     kinds = _kinds()
-    rows = []
+    for kind, make in kinds.items():
+        table([(f"{kind}, one of {SIZE:,} bytes", _alone(make(SIZE)))])
     with weed_server() as endpoint:
         endpoint.client().create_bucket(Bucket=BUCKET)
         for number, make in enumerate(kinds.values()):
@@ -89,10 +90,7 @@ def run() -> None:
             endpoint.put(BUCKET, {f"{number}/{n:05}": some[n % 50] for n in range(FILES)})
         for number, kind in enumerate(kinds):
             for mode in ("off", "auto"):
-                rows.append((f"{kind}, compress={mode}", _measured(endpoint, number, mode)))
-    table(rows)
-    print()
-    table([(f"{kind}, one of {SIZE:,} bytes", _alone(make(SIZE))) for kind, make in kinds.items()])
+                table([(f"{kind}, compress={mode}", _measured(endpoint, number, mode))])
 
 
 def _measured(endpoint: S3Endpoint, number: int, mode: str) -> str:
@@ -103,7 +101,6 @@ def _measured(endpoint: S3Endpoint, number: int, mode: str) -> str:
             names = [mounted.path / f"{number}/{n:05}" for n in range(FILES)]
             random.Random(1).shuffle(names)
             cold.append(_read(names, lambda: daemon_cpu(mounted)))
-            idle(mounted)
             blocks = mounted.count("cache_bytes")
             warm.append(_read(names, lambda: daemon_cpu(mounted)))
             mounted.umount()
