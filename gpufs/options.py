@@ -199,6 +199,9 @@ def _am_root() -> bool:
     return os.geteuid() == 0
 
 
+Policy = Literal["epoch", "lru"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the user chose for one mount; None means "as the source has it" or "find out"."""
@@ -223,6 +226,11 @@ class Options:
     )
     cache_size: Size = _option(_SIZE, "most space the cache may take", default=Size(percent=80.0))
     min_free: Size = _option(_SIZE, "space of the cache's disk to leave free", default=Size(percent=5.0))
+    policy: Policy = _option(
+        _choice("epoch", "lru"),
+        "what makes room in a full cache: what no epoch needs, or the least recently used",
+        default="epoch",
+    )
     metadata_ttl: float = _option(
         _TIME, "how long a listing is believed; forever for a dataset that never changes", default=300.0
     )

@@ -82,6 +82,7 @@ class Mount:
             cache_size=options.cache_size,
             min_free=options.min_free,
             metrics=self.metrics,
+            policy=options.policy,
         )
         self._index = Index(self._cache.index_directory(self._source.id), self._source.id)
         self._objects = FetchProcess(config.to_json(), self.metrics)

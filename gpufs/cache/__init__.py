@@ -1,7 +1,7 @@
 """Objects of the remote dataset on a local disk."""
 
-from gpufs.cache.catalogue import charge_of
 from gpufs.cache.checksum import CHUNK
+from gpufs.cache.entry import charge_of
 from gpufs.cache.partial import Partial
 from gpufs.cache.policy import Purpose
 from gpufs.cache.space import Limit, Usage

@@ -1,35 +1,39 @@
 """The catalogue of what the cache holds (LMDB), with the changes that are not in it yet.
 
-Tables: `entries` digest -> size, checksum, last access, kind, source; `by_access` last access + digest, for
-eviction; `about` the schema, the totals, and one row per open catalogue. A change is made in memory and seen
-at once; flush() writes a batch of them in one transaction. Several processes may share the environment: the
-totals are kept right by the transactions, and each catalogue adds to them what only it knows.
+Tables: `entries` digest -> size, checksum, last use, kind, source; `by_access` last use + digest, for
+eviction; `about` the schema, the totals, the history of uses, and one row per open catalogue. A change is
+made in memory and seen at once; flush() writes a batch of them in one transaction, which also gives each use
+its tick. Several processes may share the environment: the totals and the clock are kept right by the
+transactions, and each catalogue adds to the totals what only it knows.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import lmdb
 
+from gpufs.cache.entry import COMPRESSED, EARLY, NOW, ROW, STAGED, Entry, Kind, difference
 from gpufs.cache.failures import Failures
+from gpufs.cache.ghosts import Ghosts
+from gpufs.cache.layout import Layout
+from gpufs.cache.policy import SPENT, History
 from gpufs.metrics import Metrics
 
 _SCHEMA = b"1"
-_ROW = struct.Struct("<QQQB")
 _TOTALS = struct.Struct("<qq")
 _ACCESS = struct.Struct(">Q")
 _SEQUENCE = struct.Struct("<Q")
 _USER = b"user:"
-_BLOCK = 4096
+_HISTORY = b"history"
 # Address space only; about 100 million entries.
 _MAP_SIZE = 32 * 2**30
 # Errors that say the file is bad, not that the disk is full or the machine short of something.
@@ -40,51 +44,6 @@ _DAMAGE = (
     lmdb.IncompatibleError,
     lmdb.PageNotFoundError,
 )
-
-
-# Marks of an entry, beside its kind in one byte.
-EARLY = 2  # fetched before anybody asked for it, and not used since
-STAGED = 4  # of no use any more once it was used
-COMPRESSED = 8  # an object whose file is in compressed/; `size` is that of the file
-
-
-class Kind(IntEnum):
-    """What an entry of the catalogue is."""
-
-    OBJECT = 0
-    PARTIAL = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One object, or the chunks held of one. `size` is in bytes held, `accessed` in ns since the epoch."""
-
-    size: int
-    checksum: int
-    accessed: int
-    kind: Kind
-    source: str
-    marks: int = 0
-
-    @property
-    def charge(self) -> int:
-        """Bytes counted against the limits: whole blocks, as the disk gives them."""
-        return charge_of(self.size)
-
-    def pack(self) -> bytes:
-        return (
-            _ROW.pack(self.size, self.checksum, self.accessed, self.kind | self.marks) + self.source.encode()
-        )
-
-    @classmethod
-    def unpack(cls, row: bytes) -> Entry:
-        size, checksum, accessed, kind = _ROW.unpack_from(row)
-        return cls(size, checksum, accessed, Kind(kind & 1), row[_ROW.size :].decode(), kind & ~1)
-
-
-def charge_of(size: int) -> int:
-    """Bytes of the whole disk blocks that so many bytes take."""
-    return -(-size // _BLOCK) * _BLOCK
 
 
 @dataclass(slots=True)
@@ -104,24 +63,27 @@ class Catalogue:
         directory: Path,
         failures: Failures,
         metrics: Metrics,
-        exists: Callable[[bytes], bool],
+        layout: Layout,
         *,
         first: bool,
     ) -> None:
         """Open it; `first` (nobody else has it open) allows to start anew when it is damaged.
 
-        `exists` tells whether there are files of an object.
+        `layout` is asked whether there are files of an object.
         """
         self._failures = failures
         self._metrics = metrics
-        self._exists = exists
+        self._layout = layout
         self._user = _USER + os.urandom(8)
         self._lock = threading.Lock()
         self._flushing_lock = threading.Lock()
         self._pending = _Batch({})
         self._flushing = _Batch({})
         self._sequence = 0
-        self._touched: dict[bytes, int] = {}
+        self._touched: dict[bytes, int] = {}  # by which of the uses of this process it was
+        self._uses = itertools.count()
+        self._too_early: set[bytes] = set()  # touched before the process that has kept them told of them
+        self._ghosts = Ghosts()
         self._known_totals = (0, 0)
         # The rows are missing, and must be rebuilt from the files.
         self.lost = False
@@ -226,7 +188,7 @@ class Catalogue:
         for digest in recent.keys() | touched.keys():
             entry = recent[digest] if digest in recent else self.get(digest)
             if entry is not None:
-                newest.append((max(entry.accessed, touched.get(digest, 0)), digest, entry))
+                newest.append((touched.get(digest, -1), digest, replace(entry, accessed=NOW)))
         newest.sort(key=lambda item: item[:2])
         yield from ((digest, entry) for _, digest, entry in newest)
 
@@ -257,8 +219,8 @@ class Catalogue:
     # Changing
 
     def touch(self, digest: bytes) -> None:
-        """Note an access. Hot path: no lock, nothing but a dict."""
-        self._touched[digest] = time.time_ns()
+        """Note a use, be it of something that is not here. Hot path: no lock, nothing but a dict."""
+        self._touched[digest] = next(self._uses)
 
     def put(self, digest: bytes, entry: Entry) -> None:
         with self._lock:
@@ -281,12 +243,12 @@ class Catalogue:
         """
         with self._lock:
             old = self._get(digest)
-            if old == only or not self._exists(digest):
+            if old == only or not self._layout.has_any(digest):
                 self._change(digest, old, None)
 
     def _change(self, digest: bytes, old: Entry | None, new: Entry | None) -> None:
         self._pending.changes[digest] = new
-        size, objects = _difference(old, new)
+        size, objects = difference(old, new)
         self._pending.size += size
         self._pending.objects += objects
 
@@ -324,8 +286,8 @@ class Catalogue:
                     self._flushing.objects + self._pending.objects,
                 )
                 self._flushing = _Batch({})
-            for digest, accessed in touched.items():
-                self._touched.setdefault(digest, accessed)
+            for digest, use in touched.items():
+                self._touched.setdefault(digest, use)
         else:
             with self._lock:
                 self._flushing = _Batch({})
@@ -334,56 +296,101 @@ class Catalogue:
         taken: dict[bytes, int] = {}
         # Item by item: touch() goes on in other threads without a lock.
         for _ in range(len(self._touched)):
-            digest, accessed = self._touched.popitem()
-            taken[digest] = accessed
+            digest, use = self._touched.popitem()
+            taken[digest] = use
         return taken
 
     def _write(
         self, txn: lmdb.Transaction[bytes], changes: dict[bytes, Entry | None], touched: dict[bytes, int]
     ) -> None:
+        history = self._read_history(txn)
+        first = history.advance(len(touched))
+        ticks = {digest: first + i for i, digest in enumerate(sorted(touched, key=touched.__getitem__))}
         total_size, total_objects = _TOTALS.unpack(txn.get(b"totals", bytes(16), db=self._about))
         for digest, new in sorted(changes.items()):
             row = txn.get(digest, db=self._entries)
             old = None if row is None else Entry.unpack(row)
-            if (
-                old is not None
-                and new is not None
-                and old.kind is Kind.OBJECT
-                and new.accessed < old.accessed
-            ):
-                # Another process completed the partial object after this was noted.
+            if old is not None and new is not None and self._is_outdated(digest, old, new):
                 continue
-            if (new is not None) != self._exists(digest):
+            if (new is not None) != self._layout.has_any(digest):
                 # Another process evicted it, or published it anew, after this was noted.
                 continue
-            if old is not None:
-                txn.delete(_ACCESS.pack(old.accessed) + digest, db=self._by_access)
-            if new is not None:
+            if new is None:
+                if old is not None:
+                    if old.accessed >= history.base:
+                        self._ghosts.put(digest, old.accessed)
+                    txn.delete(_ACCESS.pack(old.accessed) + digest, db=self._by_access)
+                    txn.delete(digest, db=self._entries)
+            else:
+                if old is not None:
+                    new = replace(new, accessed=old.accessed)
+                elif not new.marks & EARLY and (tick := ticks.pop(digest, None)):
+                    history.used(tick, self._ghosts.get(digest, history.clock), kept=False)
+                    new = replace(new, accessed=tick)
+                else:
+                    new = replace(new, accessed=min(new.accessed, first - 1))
                 txn.put(digest, new.pack(), db=self._entries)
                 txn.put(_ACCESS.pack(new.accessed) + digest, b"", db=self._by_access)
-            elif old is not None:
-                txn.delete(digest, db=self._entries)
-            size, objects = _difference(old, new)
+            size, objects = difference(old, new)
             total_size, total_objects = total_size + size, total_objects + objects
         txn.put(b"totals", _TOTALS.pack(total_size, total_objects), db=self._about)
-        self._write_accesses(txn, touched)
+        self._write_uses(txn, history, ticks)
+        history.settle(total_objects, time.time_ns())
+        txn.put(_HISTORY, history.pack(), db=self._about)
 
-    def _write_accesses(self, txn: lmdb.Transaction[bytes], touched: dict[bytes, int]) -> None:
+    def _is_outdated(self, digest: bytes, old: Entry, new: Entry) -> bool:
+        """Whether another process has completed the object, or kept it in the other form, since `new`."""
+        if old.kind is Kind.PARTIAL:
+            return False
+        plain = self._layout.has_plain(digest)
+        if new.kind is Kind.PARTIAL or new.marks & COMPRESSED:
+            return plain
+        return bool(old.marks & COMPRESSED) and not plain and self._layout.has_compressed(digest)
+
+    def _write_uses(self, txn: lmdb.Transaction[bytes], history: History, ticks: dict[bytes, int]) -> None:
         # Far more of these than of changes when all is cached: on packed rows. In the order of the
         # keys, each page is copied once.
-        for digest, accessed in sorted(touched.items()):
+        too_early: set[bytes] = set()
+        for digest, tick in sorted(ticks.items()):
             row = txn.get(digest, db=self._entries)
             if row is None:
+                if digest not in self._too_early and self._layout.has_any(digest):
+                    too_early.add(digest)
+                    continue
+                history.used(tick, self._ghosts.get(digest, history.clock), kept=False)
+                self._ghosts.put(digest, tick)
                 continue
-            size, checksum, before, kind = _ROW.unpack_from(row)
-            if accessed > before:
-                if kind & EARLY:
-                    kind &= ~EARLY
-                    self._metrics.prefetched_used.add()
-                packed = _ROW.pack(size, checksum, accessed, kind) + row[_ROW.size :]
-                txn.put(digest, packed, db=self._entries)
-                txn.delete(_ACCESS.pack(before) + digest, db=self._by_access)
-                txn.put(_ACCESS.pack(accessed) + digest, b"", db=self._by_access)
+            size, checksum, before, kind = ROW.unpack_from(row)
+            history.used(tick, before, kept=True)
+            if kind & EARLY:
+                self._metrics.prefetched_used.add()
+            accessed = SPENT if kind & STAGED else tick
+            packed = ROW.pack(size, checksum, accessed, kind & ~(EARLY | STAGED)) + row[ROW.size :]
+            txn.put(digest, packed, db=self._entries)
+            txn.delete(_ACCESS.pack(before) + digest, db=self._by_access)
+            txn.put(_ACCESS.pack(accessed) + digest, b"", db=self._by_access)
+        self._too_early = too_early
+        for digest in too_early:
+            self._touched.setdefault(digest, 0)
+
+    def _read_history(self, txn: lmdb.Transaction[bytes]) -> History:
+        row = txn.get(_HISTORY, db=self._about)
+        if row is not None:
+            return History.unpack(row)
+        # Ticks from before there was a history are times, in ns.
+        with txn.cursor(db=self._by_access) as cursor:
+            newest = _ACCESS.unpack_from(cursor.key())[0] if cursor.last() else 0
+        return History(max(newest, time.time_ns()))
+
+    def history(self) -> History:
+        """What the uses that were told so far say."""
+        if self._env is not None:
+            try:
+                with self._env.begin() as txn:
+                    return self._read_history(txn)
+            except lmdb.Error as error:
+                self._failures.report("reading the catalogue", error)
+        return History(0)
 
     def close(self, *, complete: bool) -> bool:
         """Write what is pending and leave; False when it does not say all that is on the disk.
@@ -434,10 +441,3 @@ def _rows(txn: lmdb.Transaction[bytes], db: object, start: bytes = b"") -> Itera
     with txn.cursor(db=db) as cursor:  # type: ignore[arg-type]
         if cursor.set_range(start):
             yield from cursor.iternext()
-
-
-def _difference(old: Entry | None, new: Entry | None) -> tuple[int, int]:
-    """What replacing `old` by `new` does to the totals."""
-    size = (new.charge if new else 0) - (old.charge if old else 0)
-    objects = (new is not None and new.kind is Kind.OBJECT) - (old is not None and old.kind is Kind.OBJECT)
-    return size, objects

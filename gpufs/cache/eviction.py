@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 
-from gpufs.cache.catalogue import COMPRESSED, EARLY, Catalogue, Entry, Kind
+from gpufs.cache.catalogue import Catalogue
+from gpufs.cache.entry import COMPRESSED, EARLY, Entry, Kind
 from gpufs.cache.failures import Failures
 from gpufs.cache.layout import Layout, unlink
-from gpufs.cache.policy import LeastRecentlyUsed, Purpose
+from gpufs.cache.policy import Purpose, Shortage, least_recently_used, needless
 from gpufs.cache.sharing import Sharing
 from gpufs.cache.space import Space
 from gpufs.metrics import Metrics
+from gpufs.options import Policy
+
+# For which a newcomer is refused without another look, when the last one found nothing to evict.
+_REFUSING_SECONDS = 0.1
+# What staged objects may have, in one order, of the room of what is still of use.
+_ALLOWANCE = 2**30
+_ALLOWANCE_SHARE = 0.05
+_LOOKED_AT = 10_000  # entries, for the room of staged objects
 
 
 class Eviction:
@@ -24,6 +35,7 @@ class Eviction:
         sharing: Sharing,
         failures: Failures,
         metrics: Metrics,
+        policy: Policy,
     ) -> None:
         self._layout = layout
         self._catalogue = catalogue
@@ -31,7 +43,11 @@ class Eviction:
         self._sharing = sharing
         self._failures = failures
         self._metrics = metrics
-        self._policy = LeastRecentlyUsed()
+        self._policy = policy
+        self._refused_size, self._refused_until = 0, float("-inf")
+        self._allowance_lock = threading.Lock()
+        self._allowance = 0
+        self.renew_allowance()
         self._stopped = False
 
     def stop(self) -> None:
@@ -43,11 +59,14 @@ class Eviction:
         if self._stopped or not self._space.possible(size):
             return False
         try:
+            if purpose is Purpose.FILL:
+                return self._space.reserve(size)
+            if purpose is Purpose.DEMAND and self.refuses(size):
+                self._metrics.not_admitted.add()
+                return False
             if self._space.reserve(size):
                 return True
-            if purpose is Purpose.FILL:
-                return False
-            self._make_room(size)
+            self._make_room(size, purpose)
             return self._space.reserve(size)
         except OSError as error:
             self._failures.report("making room", error)
@@ -57,20 +76,58 @@ class Eviction:
         """Give reserved room back: the bytes are in the catalogue now, or nowhere."""
         self._space.release(size)
 
-    def _make_room(self, size: int) -> None:
+    def refuses(self, size: int) -> bool:
+        """Whether a newcomer of `size` bytes is refused just now, because all that is kept is of use."""
+        return size >= self._refused_size and time.monotonic() < self._refused_until
+
+    def renew_allowance(self) -> None:
+        """Another order of objects to be staged begins."""
+        with self._allowance_lock:
+            self._allowance = min(_ALLOWANCE, int(self._space.limit * _ALLOWANCE_SHARE))
+
+    def room_for_staged(self) -> int:
+        """Bytes that staged objects can have now."""
+        before = self._catalogue.history().needless_before
+        room = self._space.room(0) + self._allowance
+        for _, (_, entry) in zip(range(_LOOKED_AT), self._catalogue.oldest(), strict=False):
+            if entry.accessed >= before:
+                break
+            room += entry.charge
+        return room
+
+    def _make_room(self, size: int, purpose: Purpose) -> None:
         with self._sharing.gate():
             # Whoever held the gate before may have made enough room for all of us.
-            wanted = self._space.to_free(size)
-            if wanted == 0:
+            shortage = self._space.shortage(size)
+            if not shortage.least:
                 return
             # Chosen first, so that no read transaction is open while files are removed. One round only:
             # when readers hold what was unlinked, evicting more and more would not help them.
-            for digest in self._policy.victims(self._catalogue.oldest(), wanted, self._is_in_use):
+            victims = self._victims(shortage, size, purpose)
+            for digest in victims:
                 if self._drop(digest):
                     self._metrics.evictions.add()
-            # Before the gate opens, so that no other process chooses the same victims.
-            self._catalogue.flush()
-            self._space.forget_measure()
+            if victims:
+                # Before the gate opens, so that no other process chooses the same victims.
+                self._catalogue.flush()
+                self._space.forget_measure()
+
+    def _victims(self, shortage: Shortage, size: int, purpose: Purpose) -> list[bytes]:
+        oldest = self._catalogue.oldest
+        if self._policy == "lru" and purpose is Purpose.DEMAND:
+            return least_recently_used(oldest(), shortage.wanted, self._is_in_use)
+        before = self._catalogue.history().needless_before
+        with self._allowance_lock:
+            allowance = self._allowance if purpose is Purpose.STAGE else 0
+            victims, taken = needless(oldest(), shortage, self._is_in_use, before, allowance)
+            self._allowance -= taken
+        if victims:
+            return victims
+        if purpose is Purpose.DEMAND:
+            self._metrics.not_admitted.add()
+            self._refused_size, self._refused_until = size, time.monotonic() + _REFUSING_SECONDS
+        # The limits hold, whatever is of use: they were made smaller, or others have filled the disk.
+        return least_recently_used(oldest(), shortage.over, self._is_in_use) if shortage.over else []
 
     def _is_in_use(self, digest: bytes, entry: Entry) -> bool:
         return entry.kind is Kind.PARTIAL and self._layout.partial_is_in_use(digest)

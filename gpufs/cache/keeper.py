@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 
-from gpufs.cache.catalogue import Catalogue, Entry, Kind
+from gpufs.cache.catalogue import Catalogue
 from gpufs.cache.checksum import NO_HASH
+from gpufs.cache.entry import NOW, Entry, Kind
 from gpufs.cache.eviction import Eviction
 from gpufs.cache.failures import Failures
 from gpufs.cache.layout import Layout, unlink
@@ -53,7 +53,7 @@ class Keeper:
 
     def holds(self, size: int) -> None:
         """`size` bytes of the object are kept now."""
-        self._catalogue.put(self._digest, Entry(size, NO_HASH, time.time_ns(), Kind.PARTIAL, ""))
+        self._catalogue.put(self._digest, Entry(size, NO_HASH, NOW, Kind.PARTIAL, ""))
 
     def promote(self, fd: int, size: int, checksum: int) -> None:
         """All chunks of the file open as `fd` are there: make it an object."""
@@ -67,7 +67,7 @@ class Keeper:
                 elif not _names(target, fd):
                     return
                 # Before the gate opens: another process may evict it then.
-                self._catalogue.put(self._digest, Entry(size, checksum, time.time_ns(), Kind.OBJECT, ""))
+                self._catalogue.put(self._digest, Entry(size, checksum, NOW, Kind.OBJECT, ""))
         except OSError as error:
             self._failures.report("completing a partial object", error)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from array import array
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from gpufs.cache.catalogue import COMPRESSED, Catalogue, Entry, Kind
+from gpufs.cache.catalogue import Catalogue
 from gpufs.cache.checksum import NO_HASH
+from gpufs.cache.entry import COMPRESSED, NOW, Entry, Kind
 from gpufs.cache.layout import Layout, move_tree, remove_tree, unlink, walk_objects
 from gpufs.cache.partial import held_bytes
 from gpufs.cache.sharing import State
@@ -104,4 +104,4 @@ def _check_partial(layout: Layout, catalogue: Catalogue, name: str) -> None:
     held = held_bytes(hashes.tolist(), size)
     if known is None or known.size != held:
         source = known.source if known is not None else ""
-        catalogue.put(digest, Entry(held, NO_HASH, time.time_ns(), Kind.PARTIAL, source))
+        catalogue.put(digest, Entry(held, NO_HASH, NOW, Kind.PARTIAL, source))

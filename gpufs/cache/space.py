@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpufs.cache.catalogue import charge_of
+from gpufs.cache.entry import charge_of
+from gpufs.cache.policy import Shortage
 from gpufs.cache.reservations import Reservations
 from gpufs.options import Size as Limit
 
@@ -119,17 +120,20 @@ class Space:
     def in_flight(self) -> int:
         return self._in_flight
 
-    def to_free(self, size: int) -> int:
-        """Bytes to evict so that `size` fit with something to spare; 0 when they fit already."""
+    def shortage(self, size: int) -> Shortage:
+        """What to evict so that `size` bytes fit; `least` is 0 when they fit already. OSError."""
         charge = charge_of(size)
         with self._lock:
             used = self._used_by_all()
             for_limit = used + self._in_flight + charge - self._usable
             for_disk = charge - self._disk_budget(charge)
-        return max(
+        # What is in flight may be counted twice, and is not what is kept already.
+        over = max(0, used - self.limit, self._min_free - _free_bytes(self._root))
+        wanted = max(
             for_limit + min(used // 32, _BATCH) if for_limit > 0 else 0,
             for_disk + min(used // 32, _BATCH_FOR_DISK) if for_disk > 0 else 0,
         )
+        return Shortage(over, max(0, for_limit, for_disk), wanted)
 
     def disk_has(self, size: int) -> bool:
         """Whether `size` bytes leave min_free untouched, the cache's own limit aside."""
@@ -171,10 +175,14 @@ class Space:
         now = time.monotonic()
         old = now - self._measured > _MEASURE_SECONDS or self._spent > _MEASURE_BYTES
         if old or self._budget < max(wanted, _NEARLY_FULL):
-            disk = os.statvfs(self._root)
             # What is in flight may or may not be on the disk yet: counted as not.
             in_flight = self._in_flight + self._reservations.of_others()[0]
-            self._budget = disk.f_bavail * disk.f_frsize - self._min_free - in_flight
+            self._budget = _free_bytes(self._root) - self._min_free - in_flight
             self._measured = now
             self._spent = 0
         return self._budget
+
+
+def _free_bytes(root: Path) -> int:
+    disk = os.statvfs(root)
+    return disk.f_bavail * disk.f_frsize

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gpufs.cache.catalogue import COMPRESSED, EARLY, STAGED, Catalogue, Entry, Kind, charge_of
+from gpufs.cache.catalogue import Catalogue
 from gpufs.cache.checksum import NO_HASH, content_hash
 from gpufs.cache.compression import Compression
+from gpufs.cache.entry import COMPRESSED, EARLY, NOW, STAGED, Entry, Kind, charge_of
 from gpufs.cache.eviction import Eviction
 from gpufs.cache.failures import Failures
 from gpufs.cache.keeper import Keeper
@@ -35,6 +36,7 @@ from gpufs.cache.space import Limit, Space, Usage
 from gpufs.cache.unverified import Unverified
 from gpufs.errors import CacheUnusable
 from gpufs.metrics import Metrics
+from gpufs.options import Policy
 
 _FLUSH_SECONDS = 1.0
 _MARKS = {Purpose.DEMAND: 0, Purpose.FILL: EARLY, Purpose.STAGE: EARLY | STAGED}
@@ -51,6 +53,7 @@ class Cache:
         cache_size: Limit,
         min_free: Limit,
         metrics: Metrics,
+        policy: Policy = "epoch",
         boot_id: str | None = None,
     ) -> None:
         """Open or create the cache; CacheUnusable when that is impossible."""
@@ -81,7 +84,7 @@ class Cache:
             self._sharing.close()
             raise CacheUnusable(f"cache directory {directory}: {error.strerror}") from error
         self._eviction = Eviction(
-            self._layout, self._catalogue, self._space, self._sharing, self._failures, metrics
+            self._layout, self._catalogue, self._space, self._sharing, self._failures, metrics, policy
         )
         self._unverified = Unverified(self._layout, self._catalogue, self._failures, metrics)
         self._flusher = threading.Thread(target=self._flush_often, name="gpufs-cache-flush", daemon=True)
@@ -102,7 +105,7 @@ class Cache:
                 self._failures.report("writing the state", error)
         self._layout.make_subdirectories()
         self._catalogue = Catalogue(
-            self._layout.catalogue, self._failures, metrics, self._layout.has_any, first=self.first
+            self._layout.catalogue, self._failures, metrics, self._layout, first=self.first
         )
         # A scan of the files is owed; after a crash scrub() does it, as only the last second is missing.
         self._owes_scan = self._catalogue.unclean or not complete
@@ -189,9 +192,21 @@ class Cache:
         """Whether publish() of so many bytes would find room without evicting anything."""
         return self._space.fits(size)
 
+    def at_once(self, size: int) -> bool:
+        """Whether publish() of so many bytes would not evict anything: they fit, or will not be kept."""
+        return self._eviction.refuses(size) or self._space.fits(size)
+
     def room(self, spare: int) -> int:
         """Bytes of disk blocks that can be kept without evicting anything, `spare` being left free."""
         return self._space.room(spare)
+
+    def room_for_staged(self) -> int:
+        """Bytes that can be published with Purpose.STAGE now: free, of no use, or of the allowance."""
+        return self._eviction.room_for_staged()
+
+    def begin_order(self) -> None:
+        """Objects are going to be staged in another order: renew the allowance of what may go for them."""
+        self._eviction.renew_allowance()
 
     def rescue(self, digest: bytes) -> int | None:
         """Like open_object for an entry that must be verified first. Reads all of it: a worker thread."""
@@ -215,6 +230,8 @@ class Cache:
         """
         packed = self._compression.pack(digest, data) if compress else None
         size = len(data if packed is None else packed)
+        if purpose is Purpose.DEMAND:
+            self._catalogue.touch(digest)
         if not self._eviction.reserve(size, purpose):
             return self._aside(data)
         try:
@@ -247,12 +264,10 @@ class Cache:
             with contextlib.suppress(OSError):
                 unlink(self._layout.compressed_path(digest))  # another process kept it so: never both
             checksum = content_hash(data)
-            self._enter(digest, Entry(len(data), checksum, time.time_ns(), Kind.OBJECT, source, marks))
+            self._enter(digest, Entry(len(data), checksum, NOW, Kind.OBJECT, source, marks))
         return fd
 
     def _keep_compressed(self, digest: bytes, packed: bytes, source: str, marks: int) -> bool:
-        # Before it has its name: should another process keep it plain after that, that entry is the later.
-        now = time.time_ns()
         fd, path = self._write_temporary(memoryview(packed))
         os.close(fd)
         try:
@@ -265,7 +280,7 @@ class Cache:
             unlink(self._layout.compressed_path(digest))
             return False
         # Its checksum is in the file.
-        self._enter(digest, Entry(len(packed), NO_HASH, now, Kind.OBJECT, source, marks | COMPRESSED))
+        self._enter(digest, Entry(len(packed), NO_HASH, NOW, Kind.OBJECT, source, marks | COMPRESSED))
         return True
 
     def _enter(self, digest: bytes, entry: Entry) -> None:

@@ -79,7 +79,7 @@ def render(status: Status) -> str:
             "cache",
             f"{size_text(status['cache_bytes'])} of {size_text(status['cache_limit'])} "
             f"in {counted(status['cache_objects'], 'object')}; {counted(status['evictions'], 'eviction')}"
-            f"{_compressed(status)}",
+            f"{_passed_by(status)}{_compressed(status)}",
         ),
     ]
     rows += [("warming", _warming(warmup)) for warmup in status.get("warming", [])]
@@ -97,7 +97,15 @@ def render(status: Status) -> str:
 
 def _ahead(status: Status) -> str:
     ahead = status.get("prefetched", 0)
-    return f"; {ahead:,} fetched before they were asked for" if ahead else ""
+    if not ahead:
+        return ""
+    used, wasted = status.get("prefetched_used", 0), status.get("prefetched_wasted", 0)
+    return f"; {ahead:,} fetched before they were asked for ({used:,} used, {wasted:,} evicted unused)"
+
+
+def _passed_by(status: Status) -> str:
+    passed_by = status.get("not_admitted", 0)
+    return f", {passed_by:,} passed by in favour of what is kept" if passed_by else ""
 
 
 def _compressed(status: Status) -> str:

@@ -174,7 +174,7 @@ class Objects:
             self._read(flight, again=True)
         else:
             compress = self._worth_compressing(flight, data)
-            if compress or len(data) > INLINE or not self._cache.fits(len(data)):
+            if compress or len(data) > INLINE or not self._cache.at_once(len(data)):
                 self._submit(lambda: self._try_to_keep(flight, data, compress), self._threads)
             else:
                 self._try_to_keep(flight, data, compress)()

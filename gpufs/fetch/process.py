@@ -44,6 +44,7 @@ class Service:
             cache_size=options.cache_size,
             min_free=options.min_free,
             metrics=self._metrics,
+            policy=options.policy,
         )
         index = Index(self._cache.index_directory(source.id), source.id)
         self._ahead = Ahead(index, self._cache, self._tell)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gpufs.cache.catalogue import charge_of
 from gpufs.cache.compression import Compression
+from gpufs.cache.entry import charge_of
 from tests.bench.lab import daemon_cpu, microseconds, prepared, table
 from tests.servers import BUCKET, S3Endpoint, weed_server
 

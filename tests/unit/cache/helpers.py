@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpufs.cache import CHUNK, Cache, Limit
 from gpufs.metrics import Metrics
+from gpufs.options import Policy
 
 MIB = 2**20
 REPOSITORY = Path(__file__).parents[3]
@@ -38,11 +39,22 @@ def chunk_content(name: object, chunk: int, size: int) -> memoryview:
 
 
 def open_cache(
-    directory: Path, *, size: int = 2**30, min_free: int = 0, boot_id: str = "boot-1"
+    directory: Path,
+    *,
+    size: int = 2**30,
+    min_free: int = 0,
+    boot_id: str = "boot-1",
+    policy: Policy = "lru",
 ) -> tuple[Cache, Metrics]:
+    """`policy`: with the default one few tests could tell what will be evicted."""
     metrics = Metrics()
     cache = Cache(
-        directory, cache_size=Limit(size), min_free=Limit(min_free), metrics=metrics, boot_id=boot_id
+        directory,
+        cache_size=Limit(size),
+        min_free=Limit(min_free),
+        metrics=metrics,
+        policy=policy,
+        boot_id=boot_id,
     )
     return cache, metrics
 

@@ -58,7 +58,14 @@ def test_people_see_sizes_and_the_hit_ratio() -> None:
 
 
 def test_what_was_fetched_in_advance_is_told() -> None:
-    assert "(87.5% hits); 1,200 fetched before" in render(STATUS | {"prefetched": 1200})
+    ahead = {"prefetched": 1200, "prefetched_used": 1100, "prefetched_wasted": 20}
+    text = "(87.5% hits); 1,200 fetched before they were asked for (1,100 used, 20 evicted unused)"
+    assert text in render(STATUS | ahead)
+
+
+def test_what_was_not_kept_is_told() -> None:
+    text = "3 evictions, 4,000 passed by in favour of what is kept"
+    assert text in render(STATUS | {"not_admitted": 4000})
 
 
 def test_the_log_is_where_the_daemon_writes_it(tmp_path: Path) -> None:
