@@ -113,7 +113,8 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 60) 
 
 
 def is_mounted(path: Path) -> bool:
-    return f" {path} " in Path("/proc/self/mountinfo").read_text()
+    # Others may be mounted on names that are no text.
+    return f" {path} " in Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
 
 
 def detach(path: Path) -> None:

@@ -6,9 +6,9 @@ import argparse
 import time
 from collections.abc import Callable
 
-from tests.bench import cache, compress, crawl, fastpath, index, memory, names, pages, startup, warm
+from tests.bench import cache, compress, crawl, fastpath, index, memory, names, pages, policy, startup, warm
 
-MODULES = (index, cache, compress, names, fastpath, crawl, memory, pages, startup, warm)
+MODULES = (index, cache, names, fastpath, crawl, memory, pages, startup, warm, compress, policy)
 
 
 def main() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from gpufs.cache.ghosts import Ghosts
@@ -56,10 +55,15 @@ class Epochs:
 
     def stage(self, digest: bytes) -> bool:
         """Keep what is going to be read; whether there was room for it."""
-        kept = digest in self._entries or self._keep(digest, staged=True)
+        if digest in self._entries:
+            return True
+        kept = self._keep(digest, staged=True)
         if kept:
             self._staged.add(digest)
         return kept
+
+    def holds(self, digest: bytes) -> bool:
+        return digest in self._entries
 
     def _keep(self, digest: bytes, *, staged: bool = False) -> bool:
         if len(self._entries) >= self._capacity:
@@ -138,6 +142,3 @@ class Random:
         self._entries[place] = digest
         self._places[digest] = place
         return False
-
-
-Make = Callable[[int], Cached]
