@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpufs.cache import CHUNK, Partial
+from gpufs.options import Policy
 from tests.unit.cache.helpers import (
     bytes_on_disk,
     chunk_content,
@@ -37,11 +38,13 @@ def size_of(name: int) -> int:
 class CacheMachine(RuleBasedStateMachine):
     """Objects have one content for ever, so the model is: what was stored may be there, nothing else."""
 
+    policy: Policy = "lru"
+
     def __init__(self) -> None:
         super().__init__()
         # In memory: each restart syncs the file system, which is not what is tested here.
         self.directory = Path(tempfile.mkdtemp(prefix="gpufs-cache-model-", dir="/dev/shm"))
-        self.cache, self.metrics = open_cache(self.directory, size=LIMIT)
+        self.cache, self.metrics = open_cache(self.directory, size=LIMIT, policy=self.policy)
         self.stored: set[object] = set()
         self.partials: dict[str, Partial] = {}
         self.chunks: dict[str, set[int]] = {}
@@ -112,7 +115,9 @@ class CacheMachine(RuleBasedStateMachine):
         if reboot:
             # As if the mark had not been written.
             (self.directory / "state").unlink()
-        self.cache, self.metrics = open_cache(self.directory, size=LIMIT, boot_id=f"boot-{self.boot}")
+        self.cache, self.metrics = open_cache(
+            self.directory, size=LIMIT, policy=self.policy, boot_id=f"boot-{self.boot}"
+        )
 
     @rule()
     def scrub(self) -> None:
@@ -152,3 +157,11 @@ def whole(name: str) -> bytes:
 
 TestCacheModel = CacheMachine.TestCase
 TestCacheModel.settings = settings(max_examples=20, stateful_step_count=30, deadline=None, database=None)
+
+
+class EpochMachine(CacheMachine):
+    policy = "epoch"
+
+
+TestEpochModel = EpochMachine.TestCase
+TestEpochModel.settings = TestCacheModel.settings
