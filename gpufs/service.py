@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ import trio
 from gpufs import __version__
 from gpufs.cache import Cache
 from gpufs.control import paths
-from gpufs.control.server import Handler, serve
+from gpufs.control.hints import Hints, may_read
+from gpufs.control.server import Handler, Peer, serve
 from gpufs.errors import GpufsError, IndexUnwritable, MountFailed, NotFound
 from gpufs.fetch.client import FetchProcess
 from gpufs.fetch.fetcher import Fetcher
 from gpufs.fetch.messages import Wanted
+from gpufs.fetch.prefetch import Prefetch
 from gpufs.fetch.warm import Parts, Warmups
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem import fuse, kernel
@@ -88,9 +91,11 @@ class Mount:
         self._objects = FetchProcess(config.to_json(), self.metrics)
         self._tree: Tree
         self._warmups: Warmups
+        self._prefetch: Prefetch
         self._workers: Workers
         self._index_users: list[Tree | Workers] = []
         self._started = time.monotonic()
+        self._mounted = trio.Event()  # for sure
         self._operations: fuse.Operations | None = None  # while mounted
 
     def run(self, ready: Callable[[], None]) -> None:
@@ -131,7 +136,10 @@ class Mount:
                 await self._workers.run(self._source.check)
                 await tree.lookup(ROOT, b"")
             fetcher = Fetcher(self._source, self._cache, self.metrics, nursery)
-            files = Files(tree, self._cache, fetcher, self._object, self.metrics, nursery)
+            prefetch = self._prefetch = Prefetch(
+                self._index, self._cache, fetcher, partial(self._objects.ahead, soon=True), nursery
+            )
+            files = Files(tree, self._cache, fetcher, self._object, prefetch, self.metrics, nursery)
             self._warmups = Warmups(
                 Parts(
                     tree,
@@ -145,12 +153,13 @@ class Mount:
                 )
             )
             options = self._config.options
+            view = View(Ownership(options.uid, options.gid, options.file_mode, options.dir_mode))
             operations = fuse.Operations(
                 tree,
                 files,
                 Attributes(tree, self._cache, self._source.key, self._config.source),
                 self._index,
-                View(Ownership(options.uid, options.gid, options.file_mode, options.dir_mode)),
+                view,
             )
             self._attach(operations)
             self._operations = operations
@@ -158,6 +167,8 @@ class Mount:
                 nursery.start_soon(self._until_signal, nursery)
                 socket_path = paths.socket_path(self._config.mountpoint, os.geteuid())
                 await nursery.start(serve, socket_path, self._handlers())
+                hints = Hints(tree, self._index, prefetch.announce)
+                nursery.start_soon(self._take_hints, hints, may_read(self._index, view, options.allow_other))
                 nursery.start_soon(self._background, ready)
                 if self._link is not None:
                     nursery.start_soon(self._follow, self._link.feed_fd, files, operations)
@@ -189,12 +200,15 @@ class Mount:
         """Take in what the fast path has done by itself."""
         feed = trio.socket.from_stdlib_socket(socket.socket(fileno=feed_fd))
         while message := await feed.recv(MESSAGE_SIZE):
+            self._mounted.set()
             batch = unpack(message)
             self._fastpath_pid = batch.fastpath_pid
             self._passthrough = operations.hands_over = batch.passthrough
             self.metrics.opens.add(len(batch.opened))
             self.metrics.hits.add(len(batch.opened))
             self._cache.touch(digest for _, digest, _ in batch.opened)
+            if batch.opened:
+                self._prefetch.hit([inode for inode, _, _ in batch.opened])
             operations.passed_on = max(operations.passed_on, batch.notified)
             for inode in batch.taken:
                 files.release(inode)
@@ -210,6 +224,7 @@ class Mount:
             await workers.run(os.stat, mountpoint)
             if device := paths.device_of(mountpoint):
                 kernel.tune(device, fast_path=False)
+            self._mounted.set()
         ready()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._objects.run, lambda: self._scan_cache(nursery))
@@ -219,6 +234,11 @@ class Mount:
             nursery.start_soon(workers.run, self._cache.scrub, lambda: False)
             if not self._resumed:  # else the kernel may still use inodes that have lost their names
                 nursery.start_soon(workers.run, self._drop_orphans)
+
+    async def _take_hints(self, hints: Hints, admits: Callable[[Peer], bool]) -> None:
+        await self._mounted.wait()
+        if device := await self._workers.run(paths.device_of, self._config.mountpoint):
+            await serve(paths.hints_path(device, os.geteuid()), {"announce": hints.announce}, admits)
 
     def _scan_cache(self, nursery: trio.Nursery) -> None:
         self._cache.owe_scan()
@@ -285,6 +305,7 @@ class Mount:
             "cache_objects": usage.objects,
             "cache_limit": usage.limit,
             "warming": self._warmups.shown(),
+            "orders": self._prefetch.shown(),
             "supervisor": self._supervisor(),
             "pids": self._pids(),
         }

@@ -141,6 +141,29 @@ def make_private(directory: str) -> None:
         raise MountFailed(f"{directory} must be a directory of uid {os.geteuid()} with mode 0700; remove it")
 
 
+def make_public(directory: str) -> None:
+    """Make `directory` with mode 0755; MountFailed when it is there and others may write to it."""
+    try:
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+        found = os.lstat(directory)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            os.chmod(directory, 0o755)  # whatever the umask was
+            return
+    except OSError as error:
+        raise MountFailed(f"cannot make {directory}: {error.strerror}") from error
+    raise MountFailed(f"{directory} must be a directory of uid {os.geteuid()}; remove it")
+
+
+def hints_path(device: str, owner: int) -> str:
+    """The socket for hints of the mount with this device number; gpufs.hints looks for it there.
+
+    The number is the same wherever the tree is seen, in containers and bind mounts too.
+    """
+    if owner == 0:
+        return f"/run/gpufs-hints/{device}.sock"
+    return os.path.join(runtime_dir(owner), f"hints-{device}.sock")
+
+
 def socket_path(mountpoint: str, owner: int) -> str:
     return os.path.join(runtime_dir(owner), f"{_digest(mountpoint)}.sock")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
 from gpufs.cache import Cache, charge_of
 from gpufs.errors import GpufsError, VersionGone
-from gpufs.fetch.messages import Through
+from gpufs.fetch.messages import Named, Through
 from gpufs.index import Index
 from gpufs.source.base import ObjectRef
 
@@ -39,36 +39,40 @@ class Batch:
     """What one asker wants: the inodes not looked at yet, and what became of the others."""
 
     __slots__ = ("asker", "at_once", "cached", "cached_bytes", "error", "failed", "fetched", "fetched_bytes",
-                 "numbers", "pending")  # fmt: skip
+                 "numbers", "pending", "soon")  # fmt: skip
 
-    def __init__(self, asker: int, at_once: int, numbers: Iterable[int]) -> None:
+    def __init__(self, asker: int, named: Named) -> None:
         self.asker = asker
-        self.at_once = at_once
-        self.numbers = deque(numbers)
+        self.at_once = named.at_once
+        self.numbers = deque(named.numbers)
+        self.soon = named.soon
         self.pending = 0  # on their way
         self.cached = self.cached_bytes = self.fetched = self.fetched_bytes = self.failed = 0
         self.error: GpufsError | None = None
 
 
 class Early(NamedTuple):
-    """An object to start."""
+    """An object to start. `staged`: there is no room for it but for a short while."""
 
     digest: bytes
     ref: ObjectRef
     batch: Batch
+    staged: bool
 
 
 class Ahead:
     """Says which of the objects that were asked for to start next. One thread; never waits.
 
-    Nothing is evicted for them: what does not fit is left out.
+    Those that will be read soon come first. For the others nothing is evicted: what does not fit is left out.
     """
 
     def __init__(self, index: Index, cache: Cache, told: Told) -> None:
         self._index = index
         self._cache = cache
         self._told = told
-        self._batches: deque[Batch] = deque()  # those with inodes not looked at
+        # Those with inodes not looked at.
+        self._soon: deque[Batch] = deque()
+        self._some_time: deque[Batch] = deque()
         self._on_their_way = 0
         self._bytes_on_their_way = 0
         self._room = 0
@@ -78,35 +82,38 @@ class Ahead:
     @property
     def at_once(self) -> int:
         """How many may be on their way; 0 when nothing is wanted."""
-        return self._batches[0].at_once if self._batches else 0
+        batches = self._soon or self._some_time
+        return batches[0].at_once if batches else 0
 
-    def ask(self, asker: int, at_once: int, numbers: Iterable[int]) -> None:
-        batch = Batch(asker, at_once, numbers)
+    def ask(self, asker: int, named: Named) -> None:
+        batch = Batch(asker, named)
         if batch.numbers:
-            self._batches.append(batch)
+            (self._soon if batch.soon else self._some_time).append(batch)
         else:
             self._end(batch)
 
     def cancel(self, asker: int) -> None:
         """Start no more of what `asker` wanted."""
-        for batch in self._batches:
-            if batch.asker == asker:
-                batch.numbers.clear()
-                self._batches.remove(batch)
-                return
+        for batches in (self._soon, self._some_time):
+            for batch in batches:
+                if batch.asker == asker:
+                    batch.numbers.clear()
+                    batches.remove(batch)
+                    return
 
     def next(self) -> Early | Later | None:
         """What to start next, landed() being told of it; None for nothing. LATER: do something else first."""
         for _ in range(LOOKS):
             if self._on_their_way >= self.at_once:
                 return None
-            batch = self._batches[0]
+            batches = self._soon or self._some_time
+            batch = batches[0]
             early = self._look_at(batch.numbers[0], batch)
             if early is LATER:
                 return None  # landed() comes first
             batch.numbers.popleft()
             if not batch.numbers:
-                self._batches.popleft()
+                batches.popleft()
             if isinstance(early, Early):
                 batch.pending += 1
                 self._on_their_way += 1
@@ -116,7 +123,7 @@ class Ahead:
         return LATER
 
     def landed(self, early: Early, error: GpufsError | None) -> None:
-        digest, ref, batch = early
+        digest, ref, batch, _ = early
         self._landed = True
         batch.pending -= 1
         self._on_their_way -= 1
@@ -137,9 +144,9 @@ class Ahead:
             _fail(batch, VersionGone(f"inode {number} is no longer in the index"))
         elif not inode.size or self._cache.has_object(inode.digest):
             _count(batch, inode.size)
-        elif self._fits(inode.size):
+        elif (fits := self._fits(inode.size)) or batch.soon:
             ref = ObjectRef(self._index.path(number), inode.version, inode.size)
-            return Early(inode.digest, ref, batch)
+            return Early(inode.digest, ref, batch, staged=not fits)
         elif self._on_their_way:  # what is being kept just now may be counted twice
             return LATER
         return None

@@ -74,12 +74,15 @@ class FetchProcess:
         path = os.fsdecode(wanted.ref.path)
         raise DeadlineExceeded(f"{path}: the fetch process gave no answer within {PATIENCE:.0f} s")
 
-    async def ahead(self, inodes: Sequence[int], at_once: int) -> tuple[Through, GpufsError | None]:
+    async def ahead(
+        self, inodes: Sequence[int], at_once: int, *, soon: bool = False
+    ) -> tuple[Through, GpufsError | None]:
         """Have the objects of small files in the cache, as far as they fit; tells the first error too.
 
-        MOST_NAMED inodes at most. Raises when the process does not answer for them.
+        MOST_NAMED inodes at most. `soon`: before all others that are wanted in advance, and for a short
+        while if there is no room. Raises when the process does not answer for them.
         """
-        request = await self._ask(Named(at_once, tuple(inodes)))
+        request = await self._ask(Named(at_once, tuple(inodes), soon))
         if request.error is not None and not request.through.failed:
             raise request.error
         return request.through, request.error
@@ -228,7 +231,7 @@ class _Request:
 def _named(wanted: Wanted | Named) -> str:
     """For people."""
     if isinstance(wanted, Named):
-        return f"{len(wanted.numbers)} to be warmed"
+        return f"{len(wanted.numbers)} wanted in advance"
     return os.fsdecode(wanted.ref.path)
 
 

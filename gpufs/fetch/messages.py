@@ -26,7 +26,7 @@ MOST_NAMED = 256  # inodes in one request
 _TEXT = 900  # characters of an error that are passed on
 _REQUEST = Struct("<Q16sQQH")  # number, digest, directory, size, length of the path; then path and version
 _NOTHING = bytes(16)  # in place of a digest
-_NAMED = b"\xff" * 16  # too: then `directory` is at_once, and the inodes follow
+_NAMED = b"\xff" * 16  # too: then `directory` is at_once, `size` is soon, and the inodes follow
 _COUNTERS = len(Metrics().snapshot())
 _ANSWER = Struct(f"<Q{_COUNTERS + 5}Q")
 _BYTES = MESSAGE_SIZE - _ANSWER.size
@@ -44,10 +44,12 @@ class Named(NamedTuple):
     """Some inodes, MOST_NAMED at most, wanted in the cache; `at_once` of them may be on their way.
 
     With an `at_once` of 0: what was wanted by the request of that number is wanted no more.
+    `soon`: they will be read in this order, so they come first, and are staged when there is no room.
     """
 
     at_once: int
     numbers: tuple[int, ...]
+    soon: bool = False
 
 
 class Through(NamedTuple):
@@ -72,7 +74,7 @@ def pack_request(number: int, wanted: Wanted | Named | None) -> bytes:
         return _REQUEST.pack(number, _NOTHING, 0, 0, 0)
     if isinstance(wanted, Named):
         numbers = wanted.numbers
-        head = _REQUEST.pack(number, _NAMED, wanted.at_once, 0, 0)
+        head = _REQUEST.pack(number, _NAMED, wanted.at_once, wanted.soon, 0)
         return head + pack(f"<{len(numbers)}Q", *numbers)
     path, version, size = wanted.ref
     head = _REQUEST.pack(number, wanted.digest, wanted.directory, size, len(path))
@@ -86,7 +88,7 @@ def unpack_request(message: bytes) -> tuple[int, Wanted | Named | None]:
         return number, None
     if digest == _NAMED:
         count = (len(message) - _REQUEST.size) // 8
-        return number, Named(directory, unpack_from(f"<{count}Q", message, _REQUEST.size))
+        return number, Named(directory, unpack_from(f"<{count}Q", message, _REQUEST.size), bool(size))
     path = message[_REQUEST.size : _REQUEST.size + length]
     version = message[_REQUEST.size + length :].decode("utf-8", "surrogateescape")
     return number, Wanted(digest, ObjectRef(path, version, size), directory)

@@ -47,7 +47,9 @@ class _Flight:
 
     @property
     def purpose(self) -> Purpose:
-        return Purpose.FILL if self.early and not self.asked else Purpose.DEMAND
+        if not self.early or self.asked:
+            return Purpose.DEMAND
+        return Purpose.STAGE if any(early.staged for early in self.ahead) else Purpose.FILL
 
 
 class Objects:

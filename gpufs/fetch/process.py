@@ -90,7 +90,7 @@ class Service:
             elif not isinstance(wanted, Named):
                 self._objects.demand(number, wanted)
             elif wanted.at_once:
-                self._ahead.ask(number, wanted.at_once, wanted.numbers)
+                self._ahead.ask(number, wanted)
             else:
                 self._ahead.cancel(number)
         return True

@@ -59,17 +59,45 @@ class Count:
             self.need += charge_of(inode.size - held)
 
 
+class Finder:
+    """Finds inodes by their paths. In trio; remembers every directory it has found, or not found."""
+
+    def __init__(self, names: Names, index: Index) -> None:
+        self._names = names
+        self._index = index
+        self._directories: dict[bytes, int | None] = {}
+
+    async def find(self, path: bytes) -> Inode | None:
+        """Raises what listing a directory raises."""
+        if not path:
+            return self._index.get(ROOT)
+        above, _, name = path.rpartition(b"/")
+        directory = await self.directory(above)
+        if directory is None:
+            return None
+        inode, _ = await self._names.lookup(directory, name)
+        return inode
+
+    async def directory(self, path: bytes) -> int | None:
+        """The number of a directory; None when there is none at `path`."""
+        if path not in self._directories:
+            inode = await self.find(path)
+            found = inode is not None and inode.kind is Kind.DIRECTORY
+            self._directories[path] = inode.number if inode is not None and found else None
+        return self._directories[path]
+
+
 class Selection:
     """What was named: files in their order, and directories with all that is below them. In trio."""
 
     def __init__(self, names: Names, index: Index, cache: Cache, workers: Workers) -> None:
         self._names = names
         self._index = index
+        self._finder = Finder(names, index)
         self._cache = cache
         self._workers = workers
         self._files: dict[int, None] = {}
         self._roots: dict[int, None] = {}
-        self._directories: dict[bytes, int | None] = {}  # found before, by path
 
     async def add(self, paths: Iterable[bytes], *, only_files: bool) -> list[int]:
         """Take them in; the positions of those that are not there, or are no such thing.
@@ -78,7 +106,7 @@ class Selection:
         """
         missing = []
         for position, path in enumerate(paths):
-            inode = await self._find(path)
+            inode = await self._finder.find(path)
             if inode is not None and inode.kind is Kind.FILE:
                 self._files[inode.number] = None
             elif inode is not None and inode.kind is Kind.DIRECTORY and not only_files:
@@ -136,20 +164,3 @@ class Selection:
             elif inode.kind is Kind.FILE and inode.number not in self._files:
                 count.add(inode, self._cache)
         return below, batch[-1].name if len(batch) == SLICE else None
-
-    async def _find(self, path: bytes) -> Inode | None:
-        if not path:
-            return self._index.get(ROOT)
-        above, _, name = path.rpartition(b"/")
-        directory = await self._directory(above)
-        if directory is None:
-            return None
-        inode, _ = await self._names.lookup(directory, name)
-        return inode
-
-    async def _directory(self, path: bytes) -> int | None:
-        if path not in self._directories:
-            inode = await self._find(path)
-            found = inode is not None and inode.kind is Kind.DIRECTORY
-            self._directories[path] = inode.number if inode is not None and found else None
-        return self._directories[path]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import trio
 
@@ -21,6 +22,14 @@ from gpufs.source.base import Kind, ObjectRef
 
 DISK_THREADS = 16
 MAX_READ = 1 << 20  # bytes the kernel asks for at most in one READ
+
+
+class Watcher(Protocol):
+    """Wants to know what is opened, to tell what will be; see Prefetch."""
+
+    def hit(self, numbers: Sequence[int]) -> None: ...
+
+    def missed(self, inode: Inode) -> None: ...
 
 
 class OpenFile:
@@ -72,10 +81,12 @@ class Files:
         cache: Cache,
         fetcher: Fetcher,
         whole_object: Callable[[Wanted], Awaitable[int]],
+        watcher: Watcher,
         metrics: Metrics,
         nursery: trio.Nursery,
     ) -> None:
         """`whole_object` gives a descriptor of all bytes of a small object, see FetchProcess.object."""
+        self._watcher = watcher
         self._tree = tree
         self._whole_object = whole_object
         self._cache = cache
@@ -99,8 +110,10 @@ class Files:
         try:
             if file.at_hand or self._open_cached(file) or await self._open_compressed(file):
                 (self._metrics.hits if file.whole else self._metrics.misses).add()
+                self._watcher.hit((number,))
             else:
                 self._metrics.misses.add()
+                self._watcher.missed(file.inode)
                 await self._open_missing(file)
         except BaseException:
             self._drop(file)

@@ -6,9 +6,22 @@ import argparse
 import time
 from collections.abc import Callable
 
-from tests.bench import cache, compress, crawl, fastpath, index, memory, names, pages, policy, startup, warm
+from tests.bench import (
+    cache,
+    compress,
+    crawl,
+    fastpath,
+    index,
+    memory,
+    names,
+    pages,
+    policy,
+    prefetch,
+    startup,
+    warm,
+)
 
-MODULES = (index, cache, names, fastpath, crawl, memory, pages, startup, warm, compress, policy)
+MODULES = (index, cache, names, fastpath, crawl, memory, pages, startup, warm, compress, policy, prefetch)
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ from gpufs.metrics import Metrics
 from gpufs.source.base import Entry, Kind
 from gpufs.view import FOREVER, Ownership, View
 from tests.unit.fastpath.kernel import new_table
+from tests.unit.filesystem.helpers import Watcher
 from tests.unit.index.helpers import SOURCE, at, fill
 
 DATA = os.urandom(70_000)
@@ -182,7 +183,7 @@ class Rig:
             async with trio.open_nursery() as nursery:
                 nothing = cast(Any, None)
                 tree = Tree(nothing, self.index, self.ttl, self.metrics, nursery, nothing)
-                files = Files(tree, self.cache, nothing, nothing, self.metrics, nursery)
+                files = Files(tree, self.cache, nothing, nothing, Watcher(), self.metrics, nursery)
                 xattrs = Attributes(tree, self.cache, lambda path: path, SOURCE)
                 operations = Operations(tree, files, xattrs, self.index, self.view)
                 try:

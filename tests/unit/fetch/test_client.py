@@ -263,7 +263,7 @@ def test_several_that_end_process_after_process_are_an_error(
         assert useless
         monkeypatch.setattr(sys, "executable", useless)
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(RemoteFailed, match=r"^1 to be warmed: 5 processes"):
+        with pytest.raises(RemoteFailed, match=r"^1 wanted in advance: 5 processes"):
             await world.fetch.ahead([world.inode(0).number], 1)
 
     world.drive(test)

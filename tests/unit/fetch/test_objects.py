@@ -19,7 +19,7 @@ from gpufs.cache import Cache, Purpose
 from gpufs.errors import AccessDenied, GpufsError, RemoteFailed, VersionGone
 from gpufs.fetch.ahead import LOOKS, Ahead, spare_of
 from gpufs.fetch.fill import FEWEST, EpochFill
-from gpufs.fetch.messages import Through, Wanted
+from gpufs.fetch.messages import Named, Through, Wanted
 from gpufs.fetch.objects import AT_ONCE, INLINE, THREADS, Objects
 from gpufs.index import Index, Inode
 from gpufs.metrics import Metrics
@@ -512,7 +512,7 @@ os._exit(0)
 
 
 def ask(world: World, files: list[Inode], *, asker: int = 1, at_once: int = AT_ONCE) -> None:
-    world.ahead.ask(asker, at_once, [inode.number for inode in files])
+    world.ahead.ask(asker, Named(at_once, tuple(inode.number for inode in files)))
     world.objects.turn()
 
 
@@ -541,8 +541,8 @@ def test_a_batch_of_what_is_here_or_unknown_is_told_at_once(world: World) -> Non
     for inode in files:
         os.close(world.cache.publish(inode.digest, memoryview(content(inode.name, SIZE))))
     ask(world, files)
-    world.ahead.ask(2, AT_ONCE, [])
-    world.ahead.ask(3, AT_ONCE, [99_999])
+    world.ahead.ask(2, Named(AT_ONCE, ()))
+    world.ahead.ask(3, Named(AT_ONCE, (99_999,)))
     world.objects.turn()
     assert world.through[1] == (Through(3, 3 * SIZE), None)
     assert world.through[2] == (Through(), None)

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -172,6 +172,20 @@ class Clock:
         self.behind -= seconds
 
 
+class Watcher:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.hits: list[int] = []
+        self.misses: list[Inode] = []
+
+    def hit(self, numbers: Sequence[int]) -> None:
+        self.hits += numbers
+
+    def missed(self, inode: Inode) -> None:
+        self.misses.append(inode)
+
+
 class World:
     """What a test works with: the parts of a mount, all but FUSE."""
 
@@ -188,7 +202,8 @@ class World:
         self.tree = Tree(source, index, ttl, metrics, nursery, self.changes.append, now_ns)
         self.fetcher = Fetcher(source, cache, metrics, nursery)
         self._workers = Workers(8)
-        self.files = Files(self.tree, cache, self.fetcher, self.whole_object, metrics, nursery)
+        self.watcher = Watcher()
+        self.files = Files(self.tree, cache, self.fetcher, self.whole_object, self.watcher, metrics, nursery)
 
     async def whole_object(self, wanted: Wanted) -> int:
         """What the fetch process does, in a thread."""
