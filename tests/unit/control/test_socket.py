@@ -205,7 +205,8 @@ def test_a_client_gives_up_after_its_timeout() -> None:
 
 
 def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_peer_uid", lambda sock: os.geteuid() + 1)
+    stranger = server.Peer(1, os.geteuid() + 1, frozenset())
+    monkeypatch.setattr(server, "_peer", lambda sock: stranger)
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
