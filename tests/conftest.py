@@ -13,7 +13,29 @@ import pytest
 from tests.mounts import fast_path as fast_path
 from tests.mounts import mount as mount
 from tests.mounts import tree_of as tree_of
-from tests.servers import FaultProxy, S3Endpoint, fault_proxy, moto_server, weed_binary, weed_server
+from tests.servers import (
+    Azurite,
+    FaultProxy,
+    FileServer,
+    GsServer,
+    S3Endpoint,
+    WebServer,
+    azurite_command,
+    azurite_server,
+    fault_proxy,
+    ftp_server,
+    gs_server,
+    moto_server,
+    nginx_binary,
+    nginx_server,
+    python_server,
+    sftp_server,
+    smb_server,
+    smbd_binary,
+    sshd_binary,
+    weed_binary,
+    weed_server,
+)
 
 _number = itertools.count()
 
@@ -37,6 +59,59 @@ def moto() -> Iterator[S3Endpoint]:
     """moto's S3 server for the whole session (a flat store: any key, any credentials)."""
     with moto_server() as endpoint:
         yield endpoint
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Azurite]:
+    """Azurite for the whole session (a flat store)."""
+    if azurite_command() is None:
+        pytest.skip("no azurite-blob (npm install azurite)")
+    with azurite_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gs() -> Iterator[GsServer]:
+    """A server of Google's JSON API for the whole session (a flat store)."""
+    with gs_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nginx() -> Iterator[WebServer]:
+    if nginx_binary() is None:
+        pytest.skip("no nginx")
+    with nginx_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def python_web() -> Iterator[WebServer]:
+    """Python's http.server: an index without sizes, no ETags, no ranges."""
+    with python_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ftp() -> Iterator[FileServer]:
+    with ftp_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def sftp() -> Iterator[FileServer]:
+    if sshd_binary() is None:
+        pytest.skip("no sshd")
+    with sftp_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def smb() -> Iterator[FileServer]:
+    if smbd_binary() is None or os.geteuid() != 0:
+        pytest.skip("no smbd, or not root")
+    with smb_server() as server:
+        yield server
 
 
 @pytest.fixture

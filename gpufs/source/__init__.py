@@ -32,7 +32,16 @@ __all__ = [
     "open_source",
 ]
 
-_SUPPORTED = {"s3": "s3://bucket[/prefix]", "file": "file:///dir or /dir"}
+_SUPPORTED = {
+    "s3": "s3://bucket[/prefix]",
+    "gs": "gs://bucket[/prefix]",
+    "az": "az://container[/prefix]",
+    "abfs": "abfs://container@account.dfs.core.windows.net[/prefix]",
+    "abfss": "abfss://container@account.dfs.core.windows.net[/prefix]",
+    "http": "http://host/path/",
+    "https": "https://host/path/",
+    "file": "file:///dir or /dir",
+}
 
 # What AWS has ever allowed (old buckets have capitals and underscores) and other stores allow.
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
@@ -51,11 +60,25 @@ def open_source(url: str, settings: S3Settings, metrics: Metrics) -> Source:
     if not colon or "/" in scheme:
         raise UsageError(_no_scheme(url))
     known = scheme.lower()
-    if known not in _SUPPORTED:
+    from gpufs.source import places
+
+    if known not in _SUPPORTED and not places.fsspec_knows(known):
         raise UsageError(_unknown_scheme(scheme))
     if not rest.startswith("//"):
         raise UsageError(_no_slashes(url, known, rest))
-    return _open_s3(url, rest[2:], settings, metrics)
+    openers = {
+        "s3": _open_s3,
+        "gs": places.open_gs,
+        "az": places.open_az,
+        "abfs": places.open_az,
+        "abfss": places.open_az,
+        "http": places.open_http,
+        "https": places.open_http,
+    }
+    opener = openers.get(known)
+    if opener is None:
+        return places.open_fsspec(known, rest[2:], metrics)
+    return opener(url, rest[2:], settings, metrics)
 
 
 def open_configured(config: MountConfig, metrics: Metrics) -> Source:
@@ -138,4 +161,4 @@ def _unknown_scheme(scheme: str) -> str:
 
 
 def _supported() -> str:
-    return "supported are " + ", ".join(_SUPPORTED.values())
+    return "supported are " + ", ".join(_SUPPORTED.values()) + ", and others through fsspec"

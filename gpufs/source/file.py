@@ -9,7 +9,6 @@ second half of one huge write(2) into an existing file. Data sets replaced by re
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import stat
 import threading
@@ -18,11 +17,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpufs.errors import AccessDenied, GpufsError, NotADirectory, NotFound, RemoteFailed, VersionGone
+from gpufs.errors import AccessDenied, NotADirectory, NotFound, RemoteFailed, VersionGone
 from gpufs.metrics import Metrics
 from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page
-
-_log = logging.getLogger(__name__)
+from gpufs.source.directories import walk_by_lists
 
 _PAGE_SIZE = 1000  # names per page, as many as an S3 listing brings
 
@@ -95,28 +93,7 @@ class FileSource:
                 os.close(descriptor)
 
     def walk(self) -> Iterator[Batch]:
-        pending = [b""]
-        while pending:
-            directory = pending.pop()
-            below: list[bytes] = []
-            try:
-                for page in self.list(directory):
-                    prefix = directory + b"/" if directory else b""
-                    below.extend(prefix + e.name for e in page.entries if e.kind is Kind.DIRECTORY)
-                    yield [page]
-            except GpufsError as error:
-                if not directory:
-                    raise
-                self._skip(directory, error)
-            pending.extend(reversed(below))
-
-    def _skip(self, directory: bytes, error: GpufsError) -> None:
-        """Let the walk go on without `directory`, unless the whole source is out of reach."""
-        if isinstance(error, NotFound | NotADirectory):
-            return  # removed or replaced since its parent was listed
-        if not isinstance(error, AccessDenied):
-            self.check()
-        _log.warning("left out of the walk: %s", error)
+        return walk_by_lists(self)
 
     def stat(self, path: bytes) -> Entry:
         components = _components(path)

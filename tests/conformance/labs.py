@@ -21,6 +21,9 @@ Files = Mapping[bytes, bytes]  # path -> content; a path that ends in `/` is an 
 
 
 class Lab(Protocol):
+    keeps_directories: bool
+    """Whether a directory stays when the last file in it is deleted."""
+
     def fill(self, files: Files) -> None:
         """Put these files into the data set, beside what is there; with {} an empty one comes to be."""
 
@@ -41,6 +44,7 @@ class Lab(Protocol):
 class FileLab:
     root: Path
     sources: list[Source] = field(default_factory=list)
+    keeps_directories = True
 
     def _path(self, path: bytes) -> bytes:
         return os.fsencode(self.root) + b"/" + path
@@ -91,6 +95,7 @@ class S3Lab:
     prefix: str = ""
     sources: list[Source] = field(default_factory=list)
     written: set[str] = field(default_factory=set)
+    keeps_directories = False
 
     def _key(self, path: bytes) -> str:
         return f"{self.prefix}/{path.decode()}" if self.prefix else path.decode()

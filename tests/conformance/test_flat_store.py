@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from gpufs.source import Kind, Page, Source
-from tests.conformance.labs import S3Lab
+from tests.conformance.labs import Lab
 from tests.conformance.tree import by_lists, by_walk, entries_of, expected, listed, ref
 
 # Case 4 of the field inputs and its kind: directory -> names as the source spells them -> keys behind.
@@ -35,7 +35,7 @@ def walked(source: Source) -> dict[bytes, dict[bytes, int]]:
     return hidden_of(page for batch in source.walk() for page in batch)
 
 
-def test_a_key_that_is_also_a_prefix_comes_as_file_and_as_directory(flat_lab: S3Lab) -> None:
+def test_a_key_that_is_also_a_prefix_comes_as_file_and_as_directory(flat_lab: Lab) -> None:
     """Case 3, the source's half of it: `out` and `out/x` are both told, by list and by walk, be there
     other keys between them or not. The index shows the directory and counts the file."""
     flat_lab.fill({b"out": b"1", b"out-": b"2", b"out/x": b"seen", b"d/in": b"3", b"d/in/x": b"4"})
@@ -56,7 +56,7 @@ def test_a_key_that_is_also_a_prefix_comes_as_file_and_as_directory(flat_lab: S3
     assert bytes(source.read(ref(source, b"out/x"), 0, 4)) == b"seen"
 
 
-def test_keys_that_no_path_can_name_are_hidden_and_counted(flat_lab: S3Lab) -> None:
+def test_keys_that_no_path_can_name_are_hidden_and_counted(flat_lab: Lab) -> None:
     files = {b"exp2/ok": b"ok", b"zz": b"1"}
     flat_lab.fill(files | NO_PATH)
     source = flat_lab.source()
@@ -67,7 +67,7 @@ def test_keys_that_no_path_can_name_are_hidden_and_counted(flat_lab: S3Lab) -> N
     assert bytes(source.read(ref(source, b"exp2/ok"), 0, 2)) == b"ok"
 
 
-def test_a_directory_marker_is_no_file(flat_lab: S3Lab) -> None:
+def test_a_directory_marker_is_no_file(flat_lab: Lab) -> None:
     """Case 16: `d/` of size 0, alone and beside files."""
     flat_lab.fill({b"d/": b"", b"e/": b"", b"e/f": b"x"})
     source = flat_lab.source()

@@ -6,6 +6,8 @@ time of the last modification, in seconds, and the size.
 
 from __future__ import annotations
 
+import base64
+
 _NO_ETAG = "modified "
 
 
@@ -32,3 +34,17 @@ def is_same(version: str, etag: str, mtime_ns: int, size: int) -> bool:
     if version.startswith("W/"):
         return version.removeprefix("W/").strip('"') == etag.removeprefix("W/").strip('"')
     return version == version_of(etag, mtime_ns, size)
+
+
+_MD5 = " md5 "
+
+
+def with_md5(tag: str, md5: str) -> str:
+    """The version `tag` with the MD5 of the bytes that the store keeps of it, in base64, perhaps none."""
+    return f"{tag}{_MD5}{base64.b64decode(md5).hex()}" if md5 else tag
+
+
+def split_md5(version: str) -> tuple[str, str]:
+    """What was given to with_md5, the MD5 in hex digits, empty for none."""
+    tag, _, md5 = version.partition(_MD5)
+    return tag, md5
