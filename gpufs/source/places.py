@@ -23,6 +23,7 @@ def open_gs(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> Sour
     bucket, _, prefix = rest.partition("/")
     if not _GS_BUCKET.fullmatch(bucket):
         raise UsageError(f"{url}: {bucket!r} is no bucket name; write gs://bucket[/prefix]")
+    refuse_password(settings.endpoint_url or "", urlsplit(settings.endpoint_url or "").netloc)
     from gpufs.source.gs import GsSource
 
     return GsSource(
@@ -43,6 +44,7 @@ def open_az(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> Sour
             f"{url}: no container; write az://container[/prefix] with AZURE_STORAGE_ACCOUNT in the "
             "environment, or abfss://container@account.dfs.core.windows.net[/prefix]"
         )
+    refuse_password(settings.endpoint_url or "", urlsplit(settings.endpoint_url or "").netloc)
     from gpufs.source.az import AzSource, find_account
 
     name, endpoint = None, settings.endpoint_url
@@ -74,6 +76,8 @@ _BY_FSSPEC = frozenset("ftp ftps sftp ssh smb hdfs webhdfs hf dropbox gdrive git
 def fsspec_knows(scheme: str) -> bool:
     if scheme in _BY_FSSPEC:
         return True
+    if scheme in ("s3a", "gcs"):  # ours have other names
+        return False
     try:
         from fsspec.registry import known_implementations, registry
     except ImportError:

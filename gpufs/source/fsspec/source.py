@@ -167,7 +167,7 @@ class FsspecSource:
             place = f"{root}/{_text(path)}" if path else root or "/"
             try:
                 return clients.run(lambda adapter: work(adapter, place), left)
-            except (NotFound, NotADirectory, VersionGone, Transient):
+            except (NotFound, NotADirectory, UsageError, VersionGone):
                 raise
             except GpufsError as error:
                 raise type(error)(f"{self._name(path)}: {error}") from error
@@ -184,23 +184,34 @@ class FsspecSource:
             if self._opened is None:
                 make, options = self._filesystem()
                 kind = adapter_for(self._protocol)
-                clients = Clients(lambda: kind(make, options), translate)
+
+                def connect() -> Adapter:
+                    try:
+                        return kind(make, options)
+                    except ImportError as error:
+                        raise self._missing(error) from error
+
+                clients = Clients(connect, translate)
                 root = str(make._strip_protocol(self._url)).rstrip("/")
                 self._opened = clients, root
             return self._opened
+
+    def _missing(self, error: Exception) -> UsageError:
+        more = _PACKAGES.get(self._protocol)
+        hint = f"pip install 'gpufs[fsspec]'{more}" if more is not None else str(error)
+        return UsageError(f"{self._protocol}: needs a package that is missing here: {hint}")
 
     def _filesystem(self) -> tuple[Any, Mapping[str, Any]]:
         """The class of the protocol, and its options from the URL, fsspec's configuration and ~/.netrc."""
         try:
             from fsspec import get_filesystem_class
-            from fsspec.config import conf
+            from fsspec.config import conf, set_conf_env
 
             make = get_filesystem_class(self._protocol)
         except (ImportError, ValueError) as error:
-            more = _PACKAGES.get(self._protocol)
-            hint = f"pip install 'gpufs[fsspec]'{more}" if more is not None else str(error)
-            raise UsageError(f"{self._protocol}: needs a package that is missing here: {hint}") from error
+            raise self._missing(error) from error
         options = {name: value for name, value in make._get_kwargs_from_urls(self._url).items() if value}
+        set_conf_env(conf)  # it was read when fsspec was imported
         options = dict(conf.get(self._protocol, {})) | options
         host = options.get("host")
         if host and not options.get("password"):

@@ -30,6 +30,8 @@ def translate(error: Exception) -> Exception:
         return error
     names = {kind.__name__ for kind in type(error).__mro__}
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if any(status in text for status in ("STATUS_LOGON_FAILURE", "STATUS_ACCESS_DENIED")):
+        return AccessDenied(text)  # smbprotocol gives it no number of an errno
     # the number besides the class: some libraries have one class of OSError for all
     number = error.errno if isinstance(error, OSError) else None
     if names & _NOT_FOUND or isinstance(error, FileNotFoundError) or number == errno.ENOENT:

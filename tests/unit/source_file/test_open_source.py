@@ -75,7 +75,12 @@ def test_s3_urls_are_taken_byte_for_byte(
         ("file://data/x", "did you mean file:///data/x"),
         ("s3a://bucket", "did you mean s3://"),
         ("fiel:///data", "did you mean file://"),
-        ("ftp://host/x", r"supported are s3://bucket\[/prefix\], file:///dir or /dir"),
+        ("gopher://host/x", r"supported are s3://bucket\[/prefix\], gs://bucket.*file:///dir or /dir"),
+        ("gs://B", "no bucket name"),
+        ("gs:bucket", "did you mean gs://bucket"),
+        ("az://-x-/p", "no container"),
+        ("https://", "write https://host/path/"),
+        ("https://host/x?y=1", "write https://host/path/"),
         ("s3://b", "no bucket name"),
         ("s3://bu cket/x", "no bucket name"),
         ("s3://bucket..x", "no bucket name"),
@@ -88,6 +93,14 @@ def test_s3_urls_are_taken_byte_for_byte(
 def test_wrong_urls_are_refused_with_help(url: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         open_source(url, NO_SETTINGS, Metrics())
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "ftp", "sftp", "smb", "hdfs"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(scheme: str) -> None:
+    """It would stand in the arguments of processes, in mountinfo and in the log."""
+    with pytest.raises(UsageError, match=r"me:\.\.\.@host: a password does not belong") as caught:
+        open_source(f"{scheme}://me:hunter2@host/share/x/", NO_SETTINGS, Metrics())
+    assert "ter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
