@@ -208,7 +208,7 @@ class Options:
 
     endpoint_url: str | None = _option(
         _ADDRESS,
-        "address of an S3-compatible server; default: AWS, or what the AWS profile says",
+        "address of a server of S3, gs or az; default: the cloud's own, or what its files say",
         default=None,
     )
     region: str | None = _option(_TEXT, "region of the bucket; default: found out", default=None)
