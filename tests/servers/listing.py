@@ -9,6 +9,7 @@ import bisect
 import hashlib
 import re
 import threading
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -33,7 +34,7 @@ class Pattern:
 
     def read(self, offset: int, length: int) -> bytes:
         first, last = offset // 8, -(-(offset + length) // 8)
-        words = b"".join(number.to_bytes(8, "little") for number in range(first, last))
+        words = array("Q", range(first, last)).tobytes()
         return words[offset - first * 8 :][:length]
 
 
@@ -44,6 +45,7 @@ class ListingServer:
         self._objects = dict(objects)
         self.keys = sorted(self._objects)
         self.counts: Counter[str] = Counter()
+        self.sent = 0  # bytes of objects
         self.tag = '"{}"'  # how ETags are sent; with anything but strong ones If-Match is always refused
         self.modified = _MODIFIED  # seconds; when every object was last modified
         self._lock = threading.Lock()
@@ -74,6 +76,8 @@ class ListingServer:
 
     def body(self, key: bytes, start: int, end: int) -> bytes:
         body = self._objects[key]
+        with self._lock:
+            self.sent += end - start
         return body.read(start, end - start) if isinstance(body, Pattern) else body[start:end]
 
     def listing(self, query: Mapping[str, str]) -> bytes:
