@@ -4,6 +4,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 READY := .venv/.ready
+# or every command and every process behind a mount would compile all of gpufs
+unexport PYTHONDONTWRITEBYTECODE
+# Most tests wait most of the time, so there are more at once than there are processors.
+TOGETHER := -n 4 --dist loadgroup
 
 .PHONY: help setup lint test demo train bench soak clean
 
@@ -22,11 +26,14 @@ lint: setup ## style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint ## lint, then all tests; needs /dev/fuse
+test: lint ## lint, then all tests, four at once, and then those that measure; needs /dev/fuse
 	@if [ -r /dev/fuse ] && [ -w /dev/fuse ]; then \
-	    $(BIN)/python -m pytest; \
+	    failed=0; \
+	    $(BIN)/python -m pytest $(TOGETHER) -m "not alone" || failed=$$?; \
+	    $(BIN)/python -m pytest -m alone || failed=$$?; \
+	    exit $$failed; \
 	else \
-	    $(BIN)/python -m pytest -m "not fuse"; \
+	    $(BIN)/python -m pytest $(TOGETHER) -m "not fuse"; \
 	    echo "make test: FAILED: /dev/fuse cannot be opened here, so the tests that mount did not run" >&2; \
 	    echo "  load the module (modprobe fuse); in a container: --device /dev/fuse --cap-add SYS_ADMIN" >&2; \
 	    exit 1; \

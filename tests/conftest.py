@@ -7,9 +7,11 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from tests.guard import guarded
 from tests.mounts import fast_path as fast_path
 from tests.mounts import mount as mount
 from tests.mounts import tree_of as tree_of
@@ -41,8 +43,16 @@ _number = itertools.count()
 
 
 def pytest_configure() -> None:
-    """Started in the background of a shell, we would ignore SIGINT, and so would every command we test."""
+    """Started in the background of a shell, we would ignore these, and so would every command we test."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory for mounts, on a disk; nothing of it, or mounted in a test's directory, outlives us."""
+    with guarded(tmp_path_factory.getbasetemp()) as directory:
+        yield directory
 
 
 @pytest.fixture(scope="session")

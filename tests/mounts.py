@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import shutil
@@ -15,9 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpufs.control import client
+from gpufs.control.paths import all_mounts, locate, log_path
 from tests.servers import S3Endpoint
 
 GPUFS = [sys.executable, "-m", "gpufs"]
@@ -51,10 +53,8 @@ class Mounted:
             [*GPUFS, *arguments], capture_output=True, text=True, timeout=timeout, env=self.env
         )
 
-    def status(self) -> dict:
-        done = self.command("status", str(self.path), "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+    def status(self) -> dict[str, Any]:
+        return ask(self, "status")
 
     def count(self, name: str) -> int:
         return int(self.status()[name])
@@ -86,8 +86,6 @@ class Mounted:
         return list(self.status()["pids"])
 
     def log(self) -> str:
-        from gpufs.control.paths import log_path
-
         with suppress(FileNotFoundError):
             return Path(log_path(str(self.path))).read_text()
         return ""
@@ -96,6 +94,13 @@ class Mounted:
         """Wait until the background listing has seen everything."""
         wait_until(lambda: self.status()["crawled"], "the background listing to end")
         return self
+
+
+def ask(mounted: Mounted, op: str, **arguments: Any) -> dict[str, Any]:
+    """What a command asks of the daemon, without the time that a command takes. Raises GpufsError."""
+    mount = locate(str(mounted.path), all_mounts())[1]
+    assert mount is not None, "the tree is not mounted any more"
+    return client.call(mount, op, timeout=10, **arguments)
 
 
 def alive(pid: int) -> bool:
@@ -113,8 +118,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 60) 
 
 
 def is_mounted(path: Path) -> bool:
-    # Others may be mounted on names that are no text.
-    return f" {path} " in Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    return any(mount.mountpoint == str(path) for mount in all_mounts())
 
 
 def detach(path: Path) -> None:
@@ -146,7 +150,7 @@ def fast_path(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def mount(fast_path: str) -> Iterator[MountFactory]:
+def mount(fast_path: str, workplace: Path) -> Iterator[MountFactory]:
     """`mount("s3://bucket", server, key=value, ...)`: mounted at once; all of it is gone after the test.
 
     `work=` names a directory to mount in (for two mounts that share one), `start=False` only prepares.
@@ -157,7 +161,7 @@ def mount(fast_path: str) -> Iterator[MountFactory]:
     logs: list[tuple[Mounted, str]] = []
 
     def make(source: str, server: S3Endpoint | None = None, *, start: bool = True, **options: str) -> Mounted:
-        work = Path(tempfile.mkdtemp(prefix="gpufs-mnt-", dir="/var/tmp"))
+        work = Path(tempfile.mkdtemp(prefix="mount-", dir=workplace))
         env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
         env["GPUFS_TEST_MOUNT"] = str(work / "mnt")
         if server is not None:

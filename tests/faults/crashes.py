@@ -16,13 +16,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from gpufs.control import client, paths
 from gpufs.errors import GpufsError
 from gpufs.fastpath import wire
 from gpufs.fastpath.opens import OpenTable
-from tests.mounts import Mounted, alive, daemons_of, wait_until
+from tests.mounts import Mounted, alive, ask, daemons_of, wait_until
 
 READERS = 8
 _SYS_PIDFD_GETFD = 438
@@ -168,13 +166,6 @@ def reading(mounted: Mounted, objects: dict[str, bytes], work: Path) -> Iterator
 def moment(chance: random.Random, least: float, most: float) -> None:
     """Let a random time pass: the moment is what is tested."""
     threading.Event().wait(chance.uniform(least, most))
-
-
-def ask(mounted: Mounted, op: str, **arguments: Any) -> dict[str, Any]:
-    """What a command asks of the daemon, without the time that a command takes. Raises GpufsError."""
-    mount = paths.locate(str(mounted.path), paths.all_mounts())[1]
-    assert mount is not None, "the tree is not mounted any more"
-    return client.call(mount, op, timeout=10, **arguments)
 
 
 def evict(mounted: Mounted, directories: Iterable[str]) -> None:

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.faults.conftest import Dataset
-from tests.faults.crashes import Held, ask, evict, moment, reading
+from tests.faults.crashes import Held, evict, moment, reading
 from tests.faults.data import content, drop_pages, read_all
 from tests.faults.test_crash import assert_nothing_torn, assert_sane
-from tests.mounts import Mounted, MountFactory, alive, daemons_of, is_mounted, wait_until
+from tests.mounts import Mounted, MountFactory, alive, ask, daemons_of, is_mounted, wait_until
 from tests.servers import Fault, FaultProxy, S3Endpoint
 from tests.unit.cache.helpers import bytes_on_disk
 
@@ -42,6 +44,7 @@ def account(mounted: Mounted) -> tuple[int, int]:
     return status["cache_objects"], status["cache_bytes"]
 
 
+@pytest.mark.alone
 def test_kill_at_random_moments(
     dataset: Dataset, mount: MountFactory, tmp_path: Path, fast_path: str
 ) -> None:

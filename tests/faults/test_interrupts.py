@@ -44,6 +44,7 @@ def open_objects(mounted: Mounted) -> list[str]:
     return [path for path in found if "/objects/" in path or "/partial/" in path]
 
 
+@pytest.mark.alone
 def test_readers_that_are_told_to_end(
     dataset: Dataset, mount: MountFactory, proxy: Callable[[S3Endpoint], FaultProxy]
 ) -> None:

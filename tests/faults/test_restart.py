@@ -16,9 +16,9 @@ import pytest
 
 import gpufs
 from tests.faults.conftest import Dataset
-from tests.faults.crashes import Held, ask, crash, evict, reading
+from tests.faults.crashes import Held, crash, evict, reading
 from tests.faults.data import check, read_all
-from tests.mounts import Mounted, MountFactory, wait_until
+from tests.mounts import Mounted, MountFactory, ask, wait_until
 from tests.servers import Fault, FaultProxy, S3Endpoint
 
 pytestmark = pytest.mark.parametrize("fast_path", ["auto"])
@@ -27,6 +27,7 @@ LONGEST_PAUSE = 3.0  # seconds
 COLD = ["train/04", "train/05", "train/06", "train/07", "large/2.bin"]  # half of the bytes
 
 
+@pytest.mark.alone
 def test_kill_at_random_moments(dataset: Dataset, mount: MountFactory, tmp_path: Path) -> None:
     """kill -9 of the fast path, the filesystem process or both: no error, no wrong byte, no leak."""
     mounted = mount(dataset.url, dataset.server).crawled()
@@ -52,6 +53,7 @@ def upgrade(package: Path, version: str) -> None:
     (package / "__init__.py").write_text(f'__version__ = "{version}"\n')
 
 
+@pytest.mark.alone
 def test_restart_in_place_under_load(dataset: Dataset, mount: MountFactory, tmp_path: Path) -> None:
     """`gpufs restart` runs the code that is installed now; no reader meets an error, nothing leaks."""
     mounted = mount(dataset.url, dataset.server, start=False)

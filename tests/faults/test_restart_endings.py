@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Dataset
-from tests.faults.crashes import ask, children, kill
+from tests.faults.crashes import children, kill
 from tests.faults.data import check, drop_pages, errno_of_read, read_all
-from tests.mounts import GPUFS, Mounted, MountFactory, alive, daemons_of, is_mounted, wait_until
+from tests.mounts import GPUFS, Mounted, MountFactory, alive, ask, daemons_of, is_mounted, wait_until
 
 pytestmark = pytest.mark.parametrize("fast_path", ["auto"])
 
@@ -114,6 +114,7 @@ def test_without_its_supervisor_a_mount_goes_on(dataset: Dataset, mount: MountFa
     wait_until(lambda: gone(mounted), "the other two to end", 10)
 
 
+@pytest.mark.alone
 def test_a_stopped_filesystem_process_is_not_restarted(dataset: Dataset, mount: MountFactory) -> None:
     """kill -STOP for 5 seconds: what is cached is read as if nothing were."""
     mounted = mount(dataset.url, dataset.server).crawled()
@@ -180,6 +181,7 @@ def test_what_keeps_it_from_starting_may_pass(dataset: Dataset, mount: MountFact
     read_all(mounted.path, dataset.objects)
 
 
+@pytest.mark.alone
 def test_crashes_far_apart_are_no_loop(dataset: Dataset, mount: MountFactory) -> None:
     """Each of them after a life of more than a second; ten of them, and no wait grows."""
     mounted = mount(dataset.url, dataset.server)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.conftest import Dataset
-from tests.faults.crashes import ask, assert_nothing_is_left_open, reading
+from tests.faults.crashes import assert_nothing_is_left_open, reading
 from tests.faults.data import check, read_all
-from tests.mounts import Mounted, MountFactory, alive, daemons_of, detach, is_mounted, wait_until
+from tests.mounts import Mounted, MountFactory, alive, ask, daemons_of, detach, is_mounted, wait_until
 
 pytestmark = pytest.mark.parametrize("fast_path", ["auto"])
 
@@ -110,6 +110,7 @@ def service(dataset: Dataset, mount: MountFactory, tmp_path: Path) -> Iterator[C
 ServiceFactory = Callable[..., Systemd]
 
 
+@pytest.mark.alone
 def test_restarts_and_crashes_of_the_service_keep_the_mount(
     dataset: Dataset, mount: MountFactory, service: ServiceFactory, tmp_path: Path
 ) -> None:
@@ -164,7 +165,7 @@ def test_other_options_need_a_mount_of_their_own(
         systemd.start()
         assert (mounted.path / "large/0.bin").stat().st_mode & 0o777 == int(file_mode, 8)
         assert len(systemd.store) == 2, "what is of no use was given back"
-    assert Path("/proc/self/mountinfo").read_text().count(str(mounted.path)) == 1
+    assert Path("/proc/self/mountinfo").read_bytes().count(bytes(mounted.path)) == 1
     mounted.umount()
     wait_until(lambda: not daemons_of(mounted.path), "everything to end")
 

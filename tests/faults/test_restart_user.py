@@ -22,6 +22,7 @@ from tests.mounts import GPUFS, alive, daemons_of, detach, is_mounted, wait_unti
 
 pytestmark = [
     pytest.mark.fuse,
+    pytest.mark.xdist_group("/dev/fuse"),  # its mode is changed
     pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user"),
 ]
 
@@ -66,11 +67,11 @@ class User:
 
 
 @pytest.fixture
-def user() -> Iterator[User]:
+def user(workplace: Path) -> Iterator[User]:
     for tool in ("setpriv", "fusermount3"):
         if shutil.which(tool) is None:
             pytest.skip(f"no {tool}")
-    home = Path(tempfile.mkdtemp(prefix="gpufs-user-", dir="/var/tmp"))
+    home = Path(tempfile.mkdtemp(prefix="user-", dir=workplace))
     mode = os.stat("/dev/fuse").st_mode
     os.chmod("/dev/fuse", 0o666)
     user = User(home)

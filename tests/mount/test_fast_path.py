@@ -118,6 +118,7 @@ def test_small_files_are_native_when_the_cache_keeps_nothing(mount: MountFactory
         mounted.umount()
 
 
+@pytest.mark.alone
 def test_readers_of_cached_files_do_not_notice_a_filesystem_process_that_stands_still(
     mount: MountFactory, tmp_path: Path
 ) -> None:

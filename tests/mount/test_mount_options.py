@@ -40,7 +40,7 @@ def as_nobody(*command: object) -> subprocess.CompletedProcess[str]:
 
 def mount_line(path: Path) -> tuple[str, str, list[str]]:
     """Source, type and options of a mount in /proc/mounts."""
-    for line in Path("/proc/mounts").read_text().splitlines():
+    for line in Path("/proc/mounts").read_text(errors="surrogateescape").splitlines():
         words = line.split(" ")
         if words[1] == str(path):
             return words[0], words[2], words[3].split(",")
@@ -137,6 +137,9 @@ def test_odd_sources_in_the_mount_table(tmp_path: Path, mount: MountFactory) -> 
 # -- mount(8)
 
 
+in_sbin = pytest.mark.xdist_group("/sbin")  # no two of them at once
+
+
 @pytest.fixture(scope="module")
 def installed() -> Iterator[None]:
     """The links in /sbin are this checkout's, and what was there before is there again afterwards."""
@@ -159,6 +162,7 @@ def system(mounted: Mounted, *command: object) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@in_sbin
 def test_mount_type_gpufs(source: str, weed: S3Endpoint, mount: MountFactory, installed: None) -> None:
     """`mount -t gpufs SOURCE DIR -o ...` mounts, `umount DIR` unmounts and ends the daemon."""
     mounted = mount(source, weed, start=False)
@@ -170,6 +174,7 @@ def test_mount_type_gpufs(source: str, weed: S3Endpoint, mount: MountFactory, in
     wait_until(lambda: not alive(pid), "the daemon to end")
 
 
+@in_sbin
 def test_a_line_of_fstab(
     source: str, weed: S3Endpoint, mount: MountFactory, installed: None, tmp_path: Path
 ) -> None:
@@ -192,6 +197,7 @@ def test_a_line_of_fstab(
     system(mounted, "mount", "-a", "-T", fstab, "-t", "gpufs")  # it is mounted: nothing to do
 
 
+@in_sbin
 def test_a_remount_says_that_it_cannot_be(
     source: str, weed: S3Endpoint, mount: MountFactory, installed: None
 ) -> None:
@@ -206,6 +212,7 @@ def test_a_remount_says_that_it_cannot_be(
     assert (mounted.path / "file").read_bytes() == b"contents"
 
 
+@in_sbin
 def test_mount_8_says_what_is_wrong(
     source: str, weed: S3Endpoint, mount: MountFactory, installed: None
 ) -> None:

@@ -19,13 +19,15 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 def free_ports(count: int) -> list[int]:
     """`count` different TCP ports that nobody on loopback listens on now, below the ephemeral range.
 
-    Ephemeral ports are left out: a client connection could take one before the server binds it.
+    Ephemeral ports are left out: a client connection could take one before the server binds it. So
+    could another test worker: each has a part of the range of its own.
     """
     found: list[int] = []
     held: list[socket.socket] = []
-    start = 15000 + (os.getpid() * 37 + time.monotonic_ns() // 1000) % 16000
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    start = 15000 + worker % 8 * 2000 + (os.getpid() * 37 + time.monotonic_ns() // 1000) % 1000
     try:
-        for port in range(start, start + 1500):
+        for port in range(start, start + 1000):
             if len(found) == count:
                 return found
             s = socket.socket()

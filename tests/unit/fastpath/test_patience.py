@@ -47,6 +47,7 @@ def test_the_end_of_the_other_side_ends_the_wait(pair: tuple[socket.socket, sock
     assert os.read(near.fileno(), 100) == b""
 
 
+@pytest.mark.alone
 def test_who_comes_rarely_costs_no_time_of_the_processor(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
