@@ -180,7 +180,7 @@ def mount(fast_path: str, workplace: Path) -> Iterator[MountFactory]:
         for mounted, work in made:
             detach(mounted.path)
             with suppress(AssertionError):
-                wait_until(lambda m=mounted: not daemons_of(m.path), "the daemon to end", 10)
+                wait_until(lambda m=mounted: not daemons_of(m.path), "the daemon to end", 30)
             for pid in daemons_of(mounted.path):
                 left.append(pid)
                 os.kill(pid, signal.SIGKILL)

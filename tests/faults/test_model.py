@@ -79,7 +79,8 @@ class Handle:
 
 class World(RuleBasedStateMachine):
     """`seen` is the tree as of the last refresh. Names are held for ever, so that it stays in force, but
-    for the directories in `doubted`: there a version turned out to be gone, and they were listed anew."""
+    for the directories in `doubted`: there a version turned out to be gone, and they are listed anew, and
+    so is what lies above a directory that is found to be gone itself."""
 
     number = 0
 
@@ -118,17 +119,20 @@ class World(RuleBasedStateMachine):
     @rule(path=st.sampled_from(PATHS), size=st.sampled_from(SIZES))
     def put(self, path: str, size: int) -> None:
         self.remote.put(path, self.new_data(path, size))
+        self.spread_doubt()
 
     @rule(path=st.sampled_from(PATHS))
     def delete(self, path: str) -> None:
         if path in self.remote.now:
             self.remote.delete(path)
+            self.spread_doubt()
 
     @rule(path=st.sampled_from(PATHS))
     def put_back(self, path: str) -> None:
         """The bytes that are seen here: the remote has that version again."""
         if path in self.seen:
             self.remote.put(path, self.seen[path])
+            self.spread_doubt()
 
     @rule(everything=st.booleans())
     def refresh(self, everything: bool) -> None:
@@ -154,6 +158,13 @@ class World(RuleBasedStateMachine):
 
     def doubt(self, path: str) -> None:
         self.doubted.add(path.rpartition("/")[0])
+        self.spread_doubt()
+
+    def spread_doubt(self) -> None:
+        for directory in list(self.doubted):
+            while directory and not children(self.remote.now, directory):
+                directory = directory.rpartition("/")[0]
+                self.doubted.add(directory)
 
     def allowed(self, path: str) -> set[bytes | None]:
         now = self.seen.get(path)
