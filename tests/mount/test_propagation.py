@@ -14,9 +14,11 @@ import pytest
 pytestmark = pytest.mark.fuse
 
 # The node has a shared directory. A job's container has it as a slave, before anything is mounted there.
-# The daemon's container, a third namespace, mounts into it; all see it, and its end.
+# The daemon's container, a third namespace, mounts into it; all see it, and its end. Mounts of other tests
+# are let go: here they would live on after their end.
 NODE = """
 set -e
+umount --all --lazy --types fuse.gpufs || true
 mount --bind {shared} {shared}
 mount --make-shared {shared}
 unshare -m --propagation unchanged bash -ec '
@@ -36,8 +38,8 @@ wait $job
 
 
 @pytest.fixture
-def work() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="gpufs-mnt-", dir="/var/tmp"))
+def work(workplace: Path) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="nodes-", dir=workplace))
     yield path
     shutil.rmtree(path)
 

@@ -44,7 +44,7 @@ def free_ports(count: int) -> list[int]:
     raise RuntimeError("no free ports")
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -64,7 +64,7 @@ def running(
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
             env=env,
             cwd=log.parent,
         )

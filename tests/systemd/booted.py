@@ -15,15 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.mounts import wait_until
+from tests.servers.process import die_with_parent
 
 SYSTEMD = next((p for p in ("/lib/systemd/systemd", "/usr/lib/systemd/systemd") if os.path.exists(p)), "")
 # What units depend on by default; there is nothing behind them here.
 TARGETS = "sysinit basic network-online remote-fs-pre remote-fs multi-user shutdown umount local-fs".split()
 
-# A control group of its own, which the namespace of control groups then has as its root.
+# A control group of its own, which the namespace of control groups then has as its root. Mounts of other
+# tests are let go: here they would live on after their end.
 _APART = """
 set -e
 mount --make-rprivate /
+umount --all --lazy --types fuse.gpufs || true
 mount -t tmpfs tmpfs /run
 mkdir /run/groups
 mount -t cgroup2 cgroup2 /run/groups
@@ -107,6 +110,7 @@ def booted(work: Path) -> Iterator[Booted]:
             stdout=log,
             stderr=log,
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
     try:
         wait_until(lambda: _child_of(outer), "the namespaces")

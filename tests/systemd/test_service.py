@@ -18,7 +18,10 @@ import pytest
 from tests.mounts import wait_until
 from tests.systemd.booted import Booted, booted
 
-pytestmark = pytest.mark.fuse
+pytestmark = [
+    pytest.mark.fuse,
+    pytest.mark.xdist_group("/sbin"),  # of which it has a layer of its own, on top of this machine's
+]
 
 SERVICE = "gpufs@demo.service"
 GPUFS = str(Path(sys.executable).with_name("gpufs"))
@@ -56,8 +59,8 @@ class Host:
 
 
 @pytest.fixture
-def host() -> Iterator[Host]:
-    work = Path(tempfile.mkdtemp(prefix="gpufs-systemd-", dir="/var/tmp"))
+def host(workplace: Path) -> Iterator[Host]:
+    work = Path(tempfile.mkdtemp(prefix="systemd-", dir=workplace))
     yield Host(work)
     shutil.rmtree(work)
 
