@@ -7,7 +7,7 @@ READY := .venv/.ready
 # or every command and every process behind a mount would compile all of gpufs
 unexport PYTHONDONTWRITEBYTECODE
 # Most tests wait most of the time, so there are more at once than there are processors.
-TOGETHER := -n 4 --dist loadgroup
+TOGETHER := -n 4 --maxschedchunk 1
 
 .PHONY: help setup lint test demo train bench soak clean
 

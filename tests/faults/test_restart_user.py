@@ -18,11 +18,11 @@ import pytest
 
 from tests.faults.crashes import children, kill
 from tests.faults.data import content
+from tests.machine import device_for_all
 from tests.mounts import GPUFS, alive, daemons_of, detach, is_mounted, wait_until
 
 pytestmark = [
     pytest.mark.fuse,
-    pytest.mark.xdist_group("/dev/fuse"),  # its mode is changed
     pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user"),
 ]
 
@@ -72,13 +72,11 @@ def user(workplace: Path) -> Iterator[User]:
         if shutil.which(tool) is None:
             pytest.skip(f"no {tool}")
     home = Path(tempfile.mkdtemp(prefix="user-", dir=workplace))
-    mode = os.stat("/dev/fuse").st_mode
-    os.chmod("/dev/fuse", 0o666)
     user = User(home)
     try:
-        yield user
+        with device_for_all():
+            yield user
     finally:
-        os.chmod("/dev/fuse", mode & 0o777)
         detach(user.path)
         with suppress(AssertionError):
             wait_until(lambda: not daemons_of(user.path), "the daemon to end", 10)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 
 from gpufs.cache import CHUNK
 from tests.faults.data import check, content, drop_pages, read_all
+from tests.machine import device_for_all
 from tests.mounts import GPUFS, Mounted, MountFactory, detach, is_mounted, wait_until
 
 pytestmark = [
@@ -206,16 +206,6 @@ class ByUser:
         )
 
 
-@contextmanager
-def device_for_all() -> Iterator[None]:
-    mode = stat.S_IMODE(os.stat("/dev/fuse").st_mode)
-    os.chmod("/dev/fuse", 0o666)
-    try:
-        yield
-    finally:
-        os.chmod("/dev/fuse", mode)
-
-
 READ = """
 import hashlib, os, sys
 root, names = sys.argv[1], sys.argv[2:]
@@ -230,7 +220,6 @@ for again in range(3):
 """
 
 
-@pytest.mark.xdist_group("/dev/fuse")  # its mode is changed
 def test_an_ordinary_user(mount: MountFactory, tmp_path: Path, data: dict[str, bytes]) -> None:
     """By way of fusermount3: no passthrough, small socket buffers, nothing set in /sys; all bytes right."""
     for directory in (tmp_path, *tmp_path.parents):

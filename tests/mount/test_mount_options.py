@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpufs.control.paths import socket_path
+from tests.machine import held
 from tests.mounts import GPUFS, Mounted, MountFactory, alive, is_mounted, wait_until
 from tests.servers import S3Endpoint
 
@@ -137,23 +138,21 @@ def test_odd_sources_in_the_mount_table(tmp_path: Path, mount: MountFactory) -> 
 # -- mount(8)
 
 
-in_sbin = pytest.mark.xdist_group("/sbin")  # no two of them at once
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def installed() -> Iterator[None]:
     """The links in /sbin are this checkout's, and what was there before is there again afterwards."""
     helpers = [Path("/sbin/mount.gpufs"), Path("/sbin/mount.fuse.gpufs")]
-    before = [os.readlink(helper) if helper.is_symlink() else None for helper in helpers]
-    subprocess.run([*GPUFS, "install"], check=True, capture_output=True)
-    try:
-        yield
-    finally:
-        subprocess.run([*GPUFS, "uninstall"], check=True, capture_output=True)
-        for helper, link in zip(helpers, before, strict=True):
-            assert not helper.exists()
-            if link is not None:
-                helper.symlink_to(link)
+    with held("/sbin"):
+        before = [os.readlink(helper) if helper.is_symlink() else None for helper in helpers]
+        subprocess.run([*GPUFS, "install"], check=True, capture_output=True)
+        try:
+            yield
+        finally:
+            subprocess.run([*GPUFS, "uninstall"], check=True, capture_output=True)
+            for helper, link in zip(helpers, before, strict=True):
+                assert not helper.exists()
+                if link is not None:
+                    helper.symlink_to(link)
 
 
 def system(mounted: Mounted, *command: object) -> None:
@@ -162,7 +161,6 @@ def system(mounted: Mounted, *command: object) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@in_sbin
 def test_mount_type_gpufs(source: str, weed: S3Endpoint, mount: MountFactory, installed: None) -> None:
     """`mount -t gpufs SOURCE DIR -o ...` mounts, `umount DIR` unmounts and ends the daemon."""
     mounted = mount(source, weed, start=False)
@@ -174,7 +172,6 @@ def test_mount_type_gpufs(source: str, weed: S3Endpoint, mount: MountFactory, in
     wait_until(lambda: not alive(pid), "the daemon to end")
 
 
-@in_sbin
 def test_a_line_of_fstab(
     source: str, weed: S3Endpoint, mount: MountFactory, installed: None, tmp_path: Path
 ) -> None:
@@ -197,7 +194,6 @@ def test_a_line_of_fstab(
     system(mounted, "mount", "-a", "-T", fstab, "-t", "gpufs")  # it is mounted: nothing to do
 
 
-@in_sbin
 def test_a_remount_says_that_it_cannot_be(
     source: str, weed: S3Endpoint, mount: MountFactory, installed: None
 ) -> None:
@@ -212,7 +208,6 @@ def test_a_remount_says_that_it_cannot_be(
     assert (mounted.path / "file").read_bytes() == b"contents"
 
 
-@in_sbin
 def test_mount_8_says_what_is_wrong(
     source: str, weed: S3Endpoint, mount: MountFactory, installed: None
 ) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.machine import held
 from tests.mounts import wait_until
 from tests.servers.process import die_with_parent
 
@@ -87,6 +88,12 @@ class Booted:
 @contextmanager
 def booted(work: Path) -> Iterator[Booted]:
     """systemd with nothing but targets, and what is in `work`/units; `work` is for its files and log."""
+    with held("/sbin", unchanged=True), _booted(work) as systemd:  # it is the lower layer of an overlay
+        yield systemd
+
+
+@contextmanager
+def _booted(work: Path) -> Iterator[Booted]:
     assert SYSTEMD and shutil.which("systemctl"), "these tests need systemd (apt-get install systemd)"
     (work / "over").mkdir()
     units = work / "units"

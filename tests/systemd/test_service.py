@@ -18,10 +18,7 @@ import pytest
 from tests.mounts import wait_until
 from tests.systemd.booted import Booted, booted
 
-pytestmark = [
-    pytest.mark.fuse,
-    pytest.mark.xdist_group("/sbin"),  # of which it has a layer of its own, on top of this machine's
-]
+pytestmark = pytest.mark.fuse
 
 SERVICE = "gpufs@demo.service"
 GPUFS = str(Path(sys.executable).with_name("gpufs"))
