@@ -128,6 +128,7 @@ def test_a_filesystem_process_that_hangs_is_replaced(
     assert "has given no answer for a long time: killed" in mounted.log()
 
 
+@pytest.mark.alone
 def test_what_the_old_process_was_fetching_is_answered_by_the_new_one(
     dataset: Dataset, mount: MountFactory, proxy: Callable[[S3Endpoint], FaultProxy]
 ) -> None:
