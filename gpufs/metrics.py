@@ -35,6 +35,7 @@ class Metrics:
         self.remote_bytes = Counter()  # payload bytes received from the source
         self.remote_errors = Counter()  # requests that failed, repeats included
         self.retries = Counter()  # requests that were repeats of a failed one
+        self.throttled = Counter()  # requests the source was too busy for: 503, 429, silence, refused
         self.evictions = Counter()  # cache entries removed to keep the limits
         self.not_admitted = Counter()  # objects and chunks served without being kept, for what is kept
         self.compressed = Counter()  # objects that were kept compressed

@@ -165,6 +165,13 @@ def _parse_url(text: str) -> str:
     return text
 
 
+def _parse_rate(text: str) -> int:
+    size = parse_size(text).bytes
+    if not size:
+        raise ValueError(f"{text!r} is not an amount per second such as 100MiB or 1.5G")
+    return size
+
+
 def _choice(*words: str) -> _Kind:
     def parse(text: str) -> str:
         if text not in words:
@@ -179,6 +186,7 @@ _TEXT = _Kind("NAME", str)
 _PATH = _Kind("PATH", lambda text: Path(os.path.abspath(os.path.expanduser(text))))
 _ADDRESS = _Kind("URL", _parse_url)
 _SIZE = _Kind("SIZE", parse_size, format_size)
+_RATE = _Kind("SIZE", _parse_rate, lambda value: format_size(Size(bytes=value)))
 _TIME = _Kind("TIME", parse_time, format_time)
 _ID = _Kind("NUMBER", _parse_id)
 _MODE = _Kind("OCTAL", _parse_mode, "{:04o}".format)
@@ -230,6 +238,9 @@ class Options:
         _choice("epoch", "lru"),
         "what makes room in a full cache: what no epoch needs, or the least recently used",
         default="epoch",
+    )
+    bandwidth_limit: int | None = _option(
+        _RATE, "most bytes a second to fetch, say 100M; default: no limit", default=None
     )
     metadata_ttl: float = _option(
         _TIME, "how long a listing is believed; forever for a dataset that never changes", default=300.0

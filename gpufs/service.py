@@ -27,7 +27,9 @@ from gpufs.errors import GpufsError, IndexUnwritable, MountFailed, NotFound
 from gpufs.fetch.client import FetchProcess
 from gpufs.fetch.fetcher import Fetcher
 from gpufs.fetch.messages import Wanted
+from gpufs.fetch.page import FETCH, FILESYSTEM, Own, SharedPage
 from gpufs.fetch.prefetch import Prefetch
+from gpufs.fetch.traffic import Traffic, shown
 from gpufs.fetch.warm import Parts, Warmups
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem import fuse, kernel
@@ -79,7 +81,11 @@ class Mount:
         self._passthrough = False
         self.metrics = Metrics()
         self._health = Health()
-        self._source: Source = WatchedSource(open_configured(config, self.metrics), self._health)
+        self._page = SharedPage()
+        self._traffic = Traffic(self._page, FILESYSTEM, options.bandwidth_limit, self.metrics)
+        self._source: Source = WatchedSource(
+            open_configured(config, self.metrics, self._traffic.concurrency), self._health
+        )
         self._cache = Cache(
             Path(options.cache_dir),
             cache_size=options.cache_size,
@@ -88,7 +94,7 @@ class Mount:
             policy=options.policy,
         )
         self._index = Index(self._cache.index_directory(self._source.id), self._source.id)
-        self._objects = FetchProcess(config.to_json(), self.metrics)
+        self._objects = FetchProcess(config.to_json(), self._page, self.metrics)
         self._tree: Tree
         self._warmups: Warmups
         self._prefetch: Prefetch
@@ -117,6 +123,7 @@ class Mount:
                 log.warning("a listing is still under way: the index is left open")
             self._cache.close()
             self._source.close()
+            self._page.close()
 
     async def _main(self, ready: Callable[[], None]) -> None:
         async with trio.open_nursery() as nursery:
@@ -129,13 +136,14 @@ class Mount:
                 nursery,
                 self._tell_kernel,
                 resumed=self._resumed,
+                busy=lambda: self._page.total(Own.WAITING) > 0,
             )
             surveyors = Workers(2)
             self._index_users = [tree, self._workers, surveyors]
             if self._index.listed(ROOT) is None:  # a known tree is shown at once, source or no source
                 await self._workers.run(self._source.check)
                 await tree.lookup(ROOT, b"")
-            fetcher = Fetcher(self._source, self._cache, self.metrics, nursery)
+            fetcher = Fetcher(self._source, self._cache, self._traffic, nursery)
             prefetch = self._prefetch = Prefetch(
                 self._index, self._cache, fetcher, partial(self._objects.ahead, soon=True), nursery
             )
@@ -304,6 +312,11 @@ class Mount:
             "cache_bytes": usage.bytes,
             "cache_objects": usage.objects,
             "cache_limit": usage.limit,
+            "bandwidth_limit": self._config.options.bandwidth_limit,
+            "on_their_way": {
+                "small": shown(self._page, FETCH),
+                "large": shown(self._page, FILESYSTEM),
+            },
             "warming": self._warmups.shown(),
             "orders": self._prefetch.shown(),
             "supervisor": self._supervisor(),

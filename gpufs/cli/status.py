@@ -82,6 +82,8 @@ def render(status: Status) -> str:
             f"{_passed_by(status)}{_compressed(status)}",
         ),
     ]
+    if traffic := _traffic(status):
+        rows.append(("traffic", traffic))
     rows += [("warming", _warming(warmup)) for warmup in status.get("warming", [])]
     if failing := status.get("source_error"):
         rows.append(("source", f"FAILING: {printable(failing)}"))
@@ -111,6 +113,22 @@ def _passed_by(status: Status) -> str:
 def _compressed(status: Status) -> str:
     count = status.get("compressed", 0)
     return f"; {count:,} kept compressed, {size_text(status['compressed_saved'])} less" if count else ""
+
+
+def _traffic(status: Status) -> str:
+    """What is on its way now, and what slows it; empty when there is nothing to say."""
+    processes = status.get("on_their_way", {}).values()
+    requests = sum(process["requests"] for process in processes)
+    said = []
+    if requests:
+        size = size_text(sum(process["bytes"] for process in processes))
+        said.append(f"{counted(requests, 'request')}, {size} on their way")
+    if limit := status.get("bandwidth_limit"):
+        said.append(f"limited to {size_text(limit)}/s")
+    if throttled := status.get("throttled"):
+        allowed = sum(process["requests_limit"] for process in processes)
+        said.append(f"the source was too busy {throttled:,} times, gets {allowed} at once at most")
+    return "; ".join(said)
 
 
 def _warming(warmup: dict[str, Any]) -> str:

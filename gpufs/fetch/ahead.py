@@ -85,6 +85,11 @@ class Ahead:
         batches = self._soon or self._some_time
         return batches[0].at_once if batches else 0
 
+    @property
+    def soon(self) -> bool:
+        """What next() would give will be read soon."""
+        return bool(self._soon)
+
     def ask(self, asker: int, named: Named) -> None:
         batch = Batch(asker, named)
         if batch.numbers:

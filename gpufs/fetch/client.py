@@ -24,6 +24,7 @@ from gpufs.fetch.messages import (
     pack_request,
     unpack_answer,
 )
+from gpufs.fetch.page import SharedPage
 from gpufs.metrics import Metrics
 
 END_PATIENCE = 5.0  # seconds the process has to put things away
@@ -42,9 +43,10 @@ class FetchProcess:
     When the process dies another one takes over what was asked of it.
     """
 
-    def __init__(self, config: str, metrics: Metrics) -> None:
+    def __init__(self, config: str, page: SharedPage, metrics: Metrics) -> None:
         """`config`: the mount's, as MountConfig.to_json() gives it."""
         self._config = config
+        self._page = page
         self._metrics = metrics
         self._near, self._far = _socket_pair()
         self._process: subprocess.Popen[bytes] | None = None
@@ -146,9 +148,9 @@ class FetchProcess:
         with self._far as far:
             process = subprocess.Popen(
                 # -P: what lies in the current directory must not be imported.
-                [sys.executable, "-P", "-m", "gpufs.fetch.process", str(far.fileno())],
+                [sys.executable, "-P", "-m", "gpufs.fetch.process", str(far.fileno()), str(self._page.fd)],
                 stdin=subprocess.PIPE,
-                pass_fds=[far.fileno()],
+                pass_fds=[far.fileno(), self._page.fd],
                 process_group=0,  # signals from a terminal are for its parent, with which it ends
             )
         assert process.stdin is not None

@@ -54,6 +54,10 @@ class EpochFill:
                 self._queue.append(subtree.number)
                 return
 
+    def filling(self, number: int) -> bool:
+        """Whether this directory is being filled, or was: with all of a subtree that it belongs to."""
+        return any(subtree.wanted for subtree in self._chain(number))
+
     def next(self) -> Wanted | Later | None:
         """What to fetch next; None for nothing. LATER: there is more, but do something else first."""
         while (wanted := next(self._missing, None)) is None:

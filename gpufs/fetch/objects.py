@@ -7,6 +7,7 @@ the threads' getting in one another's way cost more than the objects (docs/decis
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import time
@@ -14,17 +15,21 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 from gpufs.cache import Cache, Purpose
-from gpufs.errors import GpufsError
+from gpufs.errors import DeadlineExceeded, GpufsError
 from gpufs.fetch.ahead import LATER, Ahead, Early
 from gpufs.fetch.fill import EpochFill
 from gpufs.fetch.messages import Wanted, failure_of
+from gpufs.fetch.traffic import Importance, Sent, Traffic
 from gpufs.metrics import Metrics
 from gpufs.source.base import ObjectRef, Source
+from gpufs.source.retry import DEADLINE
 
-THREADS = 64  # that may wait
-AT_ONCE = 32  # objects on their way, beyond which none is fetched in advance
+THREADS = 64  # that may wait for the source
+KEEPERS = 16  # that may wait for the disk
+LOOK_AGAIN = 0.25  # seconds, when nothing is known of how long a turn takes
 INLINE = 256 << 10  # bytes of an object that this thread checks and keeps itself
 
 log = logging.getLogger("gpufs.fetch")
@@ -40,10 +45,17 @@ class _Flight:
     digest: bytes
     ref: ObjectRef
     asked: list[int] = field(default_factory=list)  # who waits for it
-    directory: int | None = None  # whose fill it belongs to
+    directory: int | None = None
     ahead: list[Early] = field(default_factory=list)  # who wants it before it is read
-    early: bool = False  # nobody had asked for it when it was started
-    started: float = field(default_factory=time.monotonic)
+    importance: Importance = Importance.DEMAND  # when it was started
+    came: float = field(default_factory=time.monotonic)  # when it was wanted
+    sent: Sent | None = None
+    again: bool = False  # a first try has failed
+
+    @property
+    def early(self) -> bool:
+        """Nobody had asked for it when it was started."""
+        return self.importance is not Importance.DEMAND
 
     @property
     def purpose(self) -> Purpose:
@@ -61,6 +73,7 @@ class Objects:
         cache: Cache,
         ahead: Ahead,
         fill: EpochFill,
+        traffic: Traffic,
         metrics: Metrics,
         answer: Answer,
         *,
@@ -71,12 +84,18 @@ class Objects:
         self._cache = cache
         self._ahead = ahead
         self._fill = fill
+        self._traffic = traffic
         self._metrics = metrics
         self._answer = answer
         self._compress = compress
         self._flights: dict[bytes, _Flight] = {}
-        self._more_to_start = False
+        self._waiting: deque[_Flight] = deque()  # that a reader wants, and that may not be sent yet
+        self._postponed: Wanted | None = None  # what the fill wanted next, and could not have yet
+        self._start_again: float | None = None  # seconds after which more may be started
+        self._unread: list[_Flight] = []  # that wait for a thread
+        self._reading = 0
         self._threads = ThreadPoolExecutor(THREADS, "gpufs fetch")
+        self._keepers = ThreadPoolExecutor(KEEPERS, "gpufs keep")
         self._apart = ThreadPoolExecutor(1, "gpufs work")  # for what must not wait behind the source
         self._results: deque[Callable[[], None]] = deque()  # of the threads
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -93,9 +112,8 @@ class Objects:
 
     def timeout(self) -> float | None:
         """Seconds after which turn() has something to do in any case."""
-        if self._more_to_start and len(self._flights) < AT_ONCE:
-            return 0
-        return self._downloads.timeout() if self._downloads is not None else None
+        timeouts = [self._start_again, self._downloads.timeout() if self._downloads is not None else None]
+        return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
     def demand(self, asker: int, wanted: Wanted) -> None:
         """A reader waits for this object: `answer` will be told."""
@@ -109,12 +127,14 @@ class Objects:
             self._answer(asker, fd, None)
             os.close(fd)
             return
-        flight = _Flight(wanted.digest, wanted.ref, [asker])
+        flight = self._flights[wanted.digest] = _Flight(
+            wanted.digest, wanted.ref, [asker], directory=wanted.directory
+        )
         if self._cache.has_compressed(wanted.digest):  # the same
-            self._flights[wanted.digest] = flight
-            self._read(flight, again=False)
+            self._read(flight)
         else:
-            self._start(flight)
+            self._waiting.append(flight)
+            self._start_waiting()
 
     def in_thread(self, asker: int, work: Callable[[], None]) -> None:
         """Do `work`, which may wait, though not for the source, and tell `answer` then."""
@@ -139,47 +159,76 @@ class Objects:
         if self._downloads is not None:
             for flight, data in self._downloads.turn():
                 self._arrived(flight, data)
-        self._more_to_start = self._start_ahead() or self._fill_up()
+        wait = self._start_waiting()
+        if not self._waiting:
+            wait = min(self._start_named(), self._fill_up())
+        self._start_again = None if wait == math.inf else wait
 
-    def _start_ahead(self) -> bool:
-        """What somebody has named comes before what may be wanted. True when there is more, but later."""
-        while len(self._flights) < max(AT_ONCE, self._ahead.at_once):
+    def _start_waiting(self) -> float:
+        """What readers wait for. Seconds after which more may be started; inf: when something has landed."""
+        waiting, wait = self._waiting, math.inf
+        while waiting and time.monotonic() - waiting[0].came > DEADLINE:
+            failure = DeadlineExceeded(
+                f"{os.fsdecode(waiting[0].ref.path)}: {DEADLINE:.0f} s have passed, and its turn "
+                "has not come: too much else is on its way"
+            )
+            self._landed(waiting.popleft(), None, failure)
+        while waiting and (wait := self._traffic.wait(Importance.DEMAND)) <= 0:
+            self._start(waiting.popleft())
+        self._traffic.readers_wait(len(waiting))
+        return min(wait, LOOK_AGAIN) if waiting else math.inf
+
+    def _start_named(self) -> float:
+        """What somebody has named comes before what may be wanted. See _start_waiting()."""
+        while self._ahead.at_once:
+            importance = Importance.READ_AHEAD if self._ahead.soon else Importance.WARM
+            if (wait := self._traffic.wait(importance, self._ahead.at_once)) > 0:
+                return wait
             early = self._ahead.next()
             if not isinstance(early, Early):
-                return early is LATER
+                return 0.0 if early is LATER else math.inf
             flight = self._flights.get(early.digest)
             if flight is not None:
                 flight.ahead.append(early)
             else:
-                self._start(_Flight(early.digest, early.ref, ahead=[early], early=True))
-        return False
+                self._start(_Flight(early.digest, early.ref, ahead=[early], importance=importance))
+        return math.inf
 
-    def _fill_up(self) -> bool:
-        """True when there is more, but later."""
-        while len(self._flights) < AT_ONCE:
-            wanted = self._fill.next()
+    def _fill_up(self) -> float:
+        """What may be wanted. See _start_waiting()."""
+        while True:
+            postponed, self._postponed = self._postponed, None
+            wanted = postponed or self._fill.next()
             if not isinstance(wanted, Wanted):
-                return wanted is LATER
-            if wanted.digest not in self._flights:
-                self._start(_Flight(wanted.digest, wanted.ref, directory=wanted.directory, early=True))
-        return True
+                return 0.0 if wanted is LATER else math.inf
+            if wanted.digest in self._flights or (postponed and self._cache.has_object(wanted.digest)):
+                continue
+            if (wait := self._traffic.wait(Importance.FILL)) > 0:
+                self._postponed = wanted
+                return wait
+            self._start(_Flight(wanted.digest, wanted.ref, [], wanted.directory, importance=Importance.FILL))
 
     def _start(self, flight: _Flight) -> None:
         self._flights[flight.digest] = flight
+        outside = flight.directory is None or not self._fill.filling(flight.directory)
+        flight.sent = self._traffic.began(flight.importance, flight.ref.size, outside=outside)
         if self._downloads is None or self._cache.verifying or not self._downloads.start(flight.ref, flight):
-            self._read(flight, again=False)
+            self._read(flight)
 
     def _arrived(self, flight: _Flight, data: memoryview | GpufsError | None) -> None:
+        assert flight.sent is not None
         if isinstance(data, GpufsError):
             self._landed(flight, None, data)
-        elif data is None:  # whatever it was: reading it the long way will tell, or succeed
-            self._read(flight, again=True)
+            return
+        if data is None:  # whatever it was: reading it the long way will tell, or succeed
+            self._read_again(flight)
+            return
+        flight.sent.arrive()
+        compress = self._worth_compressing(flight, data)
+        if compress or len(data) > INLINE or not self._cache.at_once(len(data)):
+            self._submit(lambda: self._try_to_keep(flight, data, compress), self._keepers)
         else:
-            compress = self._worth_compressing(flight, data)
-            if compress or len(data) > INLINE or not self._cache.at_once(len(data)):
-                self._submit(lambda: self._try_to_keep(flight, data, compress), self._threads)
-            else:
-                self._try_to_keep(flight, data, compress)()
+            self._try_to_keep(flight, data, compress)()
 
     def _worth_compressing(self, flight: _Flight, data: memoryview) -> bool:
         """What is staged is read once, and so not worth it."""
@@ -187,13 +236,29 @@ class Objects:
             self._compress and flight.purpose is not Purpose.STAGE and self._cache.promises_compression(data)
         )
 
-    def _read(self, flight: _Flight, *, again: bool) -> None:
-        """The long way. `again`: the first try is a part of the deadline, and the wait for a thread."""
+    def _read(self, flight: _Flight) -> None:
+        """The long way, as soon as there is a thread for it."""
+        self._unread.append(flight)
+        self._read_next()
 
-        def run() -> Callable[[], None]:
-            return self._try_to_read(flight, time.monotonic() - flight.started if again else 0.0)
+    def _read_next(self) -> None:
+        """Those that readers wait for come first, and half of the threads are theirs alone."""
+        while self._unread and self._reading < THREADS:
+            flight = next((flight for flight in self._unread if flight.asked), self._unread[0])
+            if not flight.asked and self._reading >= THREADS // 2:
+                break
+            self._unread.remove(flight)
+            self._reading += 1
+            self._submit(partial(self._try_to_read, flight), self._threads)
 
-        self._submit(run, self._threads)
+    def _read_again(self, flight: _Flight) -> None:
+        flight.again = True
+        self._read(flight)
+
+    def _has_read(self, flight: _Flight, fd: int | None, error: GpufsError | None) -> None:
+        self._reading -= 1
+        self._landed(flight, fd, error)
+        self._read_next()
 
     def _submit(self, work: Callable[[], Callable[[], None]], threads: ThreadPoolExecutor) -> None:
         """Do `work`, which raises nothing, in another thread, and what it returns in this one."""
@@ -210,32 +275,44 @@ class Objects:
         assert self._downloads is not None
         try:
             if not self._downloads.intact(flight.ref, data):
-                return lambda: self._read(flight, again=True)
+                return lambda: self._read_again(flight)
             fd = self._cache.publish(flight.digest, data, purpose=flight.purpose, compress=compress)
         except Exception as error:
             failure = failure_of(error, log)
             return lambda: self._landed(flight, None, failure)
         return lambda: self._landed(flight, fd, None)
 
-    def _try_to_read(self, flight: _Flight, spent: float) -> Callable[[], None]:
-        """May wait. `spent`: seconds that a first attempt took."""
+    def _try_to_read(self, flight: _Flight) -> Callable[[], None]:
+        """May wait."""
         try:
             fd = self._cache.rescue(flight.digest)
             if fd is None:
                 fd = self._cache.expand(flight.digest, flight.ref.size)
             if fd is None:
-                data = self._source.read(flight.ref, 0, flight.ref.size, spent=spent)
+                data = self._ask(flight)
                 compress = self._worth_compressing(flight, data)
                 fd = self._cache.publish(flight.digest, data, purpose=flight.purpose, compress=compress)
         except Exception as error:
             failure = failure_of(error, log)
-            return lambda: self._landed(flight, None, failure)
-        return lambda: self._landed(flight, fd, None)
+            return lambda: self._has_read(flight, None, failure)
+        return lambda: self._has_read(flight, fd, None)
+
+    def _ask(self, flight: _Flight) -> memoryview:
+        """The first try is a part of the deadline, and so is the wait for a turn and a thread."""
+        sent, now = flight.sent, time.monotonic()
+        spent = now - sent.began if sent is not None and flight.again else 0.0
+        waited = now - flight.came - spent
+        data = self._source.read(flight.ref, 0, flight.ref.size, spent=spent, waited=waited)
+        if sent is not None:  # else it was to be expanded, and turned out to be damaged
+            sent.arrive()
+        return data
 
     # -- in the one again
 
     def _landed(self, flight: _Flight, fd: int | None, error: GpufsError | None) -> None:
         del self._flights[flight.digest]
+        if flight.sent is not None:
+            self._traffic.ended(flight.sent, succeeded=error is None)
         for asker in flight.asked:
             self._answer(asker, fd, error)
         if flight.early and flight.asked and fd is not None:
@@ -247,5 +324,7 @@ class Objects:
         if error is None:
             if flight.early:
                 self._metrics.prefetched.add()
-        elif flight.directory is not None:
+        elif flight.importance is Importance.FILL and flight.directory is not None:
             self._fill.failed(flight.directory, error)
+            if self._postponed is not None and self._postponed.directory == flight.directory:
+                self._postponed = None

@@ -1,8 +1,8 @@
-"""`python -m gpufs.fetch.process FD`: the fetch process, with its configuration on stdin.
+"""`python -m gpufs.fetch.process SOCKET_FD PAGE_FD`: the fetch process, with its configuration on stdin.
 
 Whole objects are fetched here and not in the filesystem process: there fetching and answering the
 kernel kept each other waiting for the interpreter (docs/decisions.md).
-It serves the requests that come through the socket FD and ends when that is closed.
+It serves the requests that come through the socket and ends when that is closed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from gpufs.fetch.ahead import Ahead
 from gpufs.fetch.fill import EpochFill
 from gpufs.fetch.messages import MESSAGE_SIZE, Named, Through, pack_answer, unpack_request
 from gpufs.fetch.objects import Objects
+from gpufs.fetch.page import FETCH, SharedPage
+from gpufs.fetch.traffic import Traffic
 from gpufs.index import Index
 from gpufs.logs import setup_logging
 from gpufs.metrics import Metrics
@@ -34,11 +36,12 @@ REQUESTS_PER_TURN = 64
 class Service:
     """Answers the requests that come through a socket."""
 
-    def __init__(self, config: MountConfig, sock: socket.socket) -> None:
+    def __init__(self, config: MountConfig, sock: socket.socket, page: SharedPage) -> None:
         options = config.options
         self._socket = sock
         self._metrics = Metrics()
-        source = open_configured(config, self._metrics)
+        traffic = Traffic(page, FETCH, options.bandwidth_limit, self._metrics)
+        source = open_configured(config, self._metrics, traffic.concurrency)
         self._cache = Cache(
             Path(options.cache_dir),
             cache_size=options.cache_size,
@@ -54,6 +57,7 @@ class Service:
             self._cache,
             self._ahead,
             fill,
+            traffic,
             self._metrics,
             self._answer,
             compress=options.compress == "auto",
@@ -108,7 +112,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends with the process that started it
     config = MountConfig.from_json(sys.stdin.read())
     setup_logging(config.options.log_level)
-    service = Service(config, socket.socket(fileno=int(sys.argv[1])))
+    socket_fd, page_fd = map(int, sys.argv[1:])
+    service = Service(config, socket.socket(fileno=socket_fd), SharedPage(page_fd))
     service.run()
     service.close()
     # Threads that wait for the source would keep the interpreter; what they bring nobody wants.

@@ -17,6 +17,7 @@ from gpufs.fetch.ahead import spare_of
 from gpufs.fetch.fetcher import Fetcher
 from gpufs.fetch.messages import Through, failure_of
 from gpufs.fetch.survey import Count, Names, Selection
+from gpufs.fetch.traffic import Importance
 from gpufs.fetch.workers import Workers
 from gpufs.index import Index
 from gpufs.metrics import Metrics
@@ -294,9 +295,8 @@ class Warmup:
     async def _fetch_chunk(self, file: _Large, chunk: int, slots: trio.Semaphore) -> None:
         fetcher, partial = self._parts.fetcher, file.partial
         try:
-            await fetcher.ahead(partial, file.digest, file.ref, chunk)
-            # If a reader has it fetched just now, this waits for it; and it tells whether it was kept.
-            if await fetcher.chunk(partial, file.digest, file.ref, chunk) is None:
+            # If a reader has it fetched just now, this waits for it.
+            if await fetcher.chunk(partial, file.digest, file.ref, chunk, Importance.WARM) is None:
                 length = file.length(chunk)
                 self._count(Through(cached_bytes=length, fetched_bytes=length))
                 self._in_vain = 0

@@ -33,6 +33,7 @@ from gpufs.view import fresh_for
 PATIENCE = 3.0  # seconds a reader waits for a re-listing before the old one is served
 DOWN_PAUSE = 10.0  # seconds an old listing is served without asking a source that failed
 LISTING_THREADS = 16
+CRAWL_PAUSE = 2.0  # seconds that a crawl waits for others before each of its requests, at most
 CRAWL_AFTER = 16  # directories listed one by one since the last crawl that make a crawl worth it
 
 log = logging.getLogger("gpufs.tree")
@@ -56,8 +57,10 @@ class Tree:
         now_ns: Callable[[], int] = time.time_ns,
         *,
         resumed: bool = False,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`resumed`: the kernel has answers from before the index was opened here."""
+        """`resumed`: the kernel has answers from before the index was opened here. `busy`, called in any
+        thread: something more important than a crawl waits for its turn."""
         self._source = source
         self._index = index
         self._ttl = ttl
@@ -65,6 +68,7 @@ class Tree:
         self._nursery = nursery
         self._on_change = on_change
         self._now_ns = now_ns
+        self._busy = busy
         self._workers = Workers(LISTING_THREADS)
         self._listings: SingleFlight[int, int] = SingleFlight(nursery)
         self._down_until = -math.inf
@@ -292,10 +296,17 @@ class Tree:
             if changes:
                 self._workers.call_in_trio(self._report, changes)
                 changed += len(changes)
+            self._make_way()
             started = self._now_ns()
         with self._index.write() as writer:
             writer.mark_crawled()
         return changed
+
+    def _make_way(self) -> None:
+        """Worker thread: between two requests of a crawl, wait a moment while others wait for their turn."""
+        end = time.monotonic() + CRAWL_PAUSE
+        while self._busy() and not self._stopping and time.monotonic() < end:
+            time.sleep(0.02)
 
     def _subdirectories(self, directory: int) -> list[int]:
         found: list[int] = []

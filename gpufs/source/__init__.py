@@ -13,7 +13,7 @@ from gpufs.metrics import Metrics
 from gpufs.options import MountConfig
 from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page, Source
 from gpufs.source.file import FileSource
-from gpufs.source.retry import Retry
+from gpufs.source.retry import Load, Retry
 
 if TYPE_CHECKING:
     from gpufs.source.s3.settings import S3Settings
@@ -47,11 +47,11 @@ _SUPPORTED = {
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
-def open_source(url: str, settings: S3Settings, metrics: Metrics) -> Source:
+def open_source(url: str, settings: S3Settings, metrics: Metrics, load: Load | None = None) -> Source:
     """The source that `url` names. Nothing is asked of the data set yet; see Source.check.
 
     What follows the scheme is taken byte for byte: a percent sign, `?` or `#` stands for itself.
-    Raises UsageError.
+    `load` is told of a busy server. Raises UsageError.
     """
     directory = local_directory(url)
     if directory is not None:
@@ -77,12 +77,12 @@ def open_source(url: str, settings: S3Settings, metrics: Metrics) -> Source:
     }
     opener = openers.get(known)
     if opener is None:
-        return places.open_fsspec(known, rest[2:], metrics)
-    return opener(url, rest[2:], settings, metrics)
+        return places.open_fsspec(known, rest[2:], metrics, load)
+    return opener(url, rest[2:], settings, metrics, load)
 
 
-def open_configured(config: MountConfig, metrics: Metrics) -> Source:
-    """The source of a mount. Raises UsageError."""
+def open_configured(config: MountConfig, metrics: Metrics, load: Load | None = None) -> Source:
+    """The source of a mount; `load` is told of a busy server. Raises UsageError."""
     from gpufs.source.s3.settings import S3Settings
 
     options = config.options
@@ -95,7 +95,7 @@ def open_configured(config: MountConfig, metrics: Metrics) -> Source:
         requester_pays=options.requester_pays,
         ca_bundle=options.ca_bundle,
     )
-    return open_source(config.source, settings, metrics)
+    return open_source(config.source, settings, metrics, load)
 
 
 def local_directory(url: str) -> str | None:
@@ -118,14 +118,14 @@ def local_directory(url: str) -> str | None:
     return "/" + path
 
 
-def _open_s3(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> Source:
+def _open_s3(url: str, rest: str, settings: S3Settings, metrics: Metrics, load: Load | None) -> Source:
     bucket, _, prefix = rest.partition("/")
     if "@" in bucket or (":" in bucket and "@" in rest):
         raise UsageError("credentials do not belong in a source URL; use a profile or the environment")
     _check_bucket(url, bucket)
     from gpufs.source.s3 import S3Source  # brings boto3 and obstore: only for those who need them
 
-    return S3Source(bucket, os.fsencode(prefix), settings, Retry(metrics), metrics)
+    return S3Source(bucket, os.fsencode(prefix), settings, Retry(metrics, load), metrics)
 
 
 def _check_bucket(url: str, bucket: str) -> None:

@@ -15,7 +15,9 @@ def refusal(what: str, status: int, said: str, needs: str) -> GpufsError | Trans
     about a refusal."""
     words = f"{status} {said}".strip()
     if status in (408, 429, 500, 502, 503, 504):
-        return Transient(f"the server answered {words}", timed_out=status in (408, 504))
+        return Transient(
+            f"the server answered {words}", timed_out=status in (408, 504), busy=status in (429, 503)
+        )
     if status == 401:
         return CredentialsRefused(f"{what}: the credentials are missing or refused; {needs} ({words})")
     if status == 403:

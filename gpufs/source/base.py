@@ -153,13 +153,16 @@ class Source(Protocol):
     def key(self, path: bytes) -> bytes:
         """What the source itself calls `path`, for people: an object's full key, a file's absolute path."""
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
         """Exactly `length` bytes of that version from `offset` (0 <= offset, offset+length <= size).
 
         Checked against the source's checksum where the whole object is read and there is one.
         Raises VersionGone when the version is no longer there, ObjectArchived, AccessDenied,
         RemoteFailed, DeadlineExceeded. Never returns fewer, more or other bytes. `spent`: seconds that
-        a failed attempt by other means took, as a part of the deadline.
+        a failed attempt by other means took, as a part of the deadline. `waited`: too, those that passed
+        before anything was sent.
         """
 
     def prepare(self) -> None:

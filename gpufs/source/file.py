@@ -116,7 +116,9 @@ class FileSource:
     def downloads(self) -> None:
         return None
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
         *parents, name = _components(ref.path) or [b"."]
         with self._request(ref.path, gone=_REPLACED):
             parent = self._open_directory(parents)

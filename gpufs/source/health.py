@@ -83,9 +83,11 @@ class WatchedSource:
     def key(self, path: bytes) -> bytes:
         return self._source.key(path)
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
         with self._health.watch():
-            return self._source.read(ref, offset, length, spent=spent)
+            return self._source.read(ref, offset, length, spent=spent, waited=waited)
 
     def prepare(self) -> None:
         self._source.prepare()

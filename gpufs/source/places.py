@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from gpufs.errors import UsageError
 from gpufs.metrics import Metrics
 from gpufs.source.base import Source
+from gpufs.source.retry import Load
 
 if TYPE_CHECKING:
     from gpufs.source.s3.settings import S3Settings
@@ -19,7 +20,7 @@ _GS_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 _CONTAINER = re.compile(r"\$root|\$web|\$logs|[a-z0-9](?:-?[a-z0-9]){2,62}")
 
 
-def open_gs(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> Source:
+def open_gs(url: str, rest: str, settings: S3Settings, metrics: Metrics, load: Load | None) -> Source:
     bucket, _, prefix = rest.partition("/")
     if not _GS_BUCKET.fullmatch(bucket):
         raise UsageError(f"{url}: {bucket!r} is no bucket name; write gs://bucket[/prefix]")
@@ -33,10 +34,11 @@ def open_gs(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> Sour
         settings.anonymous,
         settings.ca_bundle,
         metrics,
+        load,
     )
 
 
-def open_az(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> Source:
+def open_az(url: str, rest: str, settings: S3Settings, metrics: Metrics, load: Load | None) -> Source:
     place, _, prefix = rest.partition("/")
     container, at, host = place.partition("@")
     if ":" in place or not _CONTAINER.fullmatch(container) or (at and "." not in host):
@@ -52,10 +54,12 @@ def open_az(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> Sour
         name = host.partition(".")[0]
         endpoint = endpoint or "https://" + host.replace(".dfs.", ".blob.", 1)
     account = find_account(name, endpoint, settings.anonymous)
-    return AzSource(container, os.fsencode(prefix), account, settings.anonymous, settings.ca_bundle, metrics)
+    return AzSource(
+        container, os.fsencode(prefix), account, settings.anonymous, settings.ca_bundle, metrics, load
+    )
 
 
-def open_http(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> Source:
+def open_http(url: str, rest: str, settings: S3Settings, metrics: Metrics, load: Load | None) -> Source:
     parts = urlsplit(url)
     refuse_password(url, parts.netloc)
     if not parts.hostname or parts.query or parts.fragment:
@@ -66,7 +70,7 @@ def open_http(url: str, rest: str, settings: S3Settings, metrics: Metrics) -> So
     from gpufs.source.http import HttpSource, ManifestSource
 
     kind = HttpSource if not parts.path or parts.path.endswith("/") else ManifestSource
-    return kind(url if parts.path else url + "/", settings.ca_bundle, metrics)
+    return kind(url if parts.path else url + "/", settings.ca_bundle, metrics, load)
 
 
 # What fsspec knows and people mount, by which they are told what is missing when fsspec itself is.
@@ -85,11 +89,11 @@ def fsspec_knows(scheme: str) -> bool:
     return scheme in known_implementations or scheme in registry
 
 
-def open_fsspec(scheme: str, rest: str, metrics: Metrics) -> Source:
+def open_fsspec(scheme: str, rest: str, metrics: Metrics, load: Load | None) -> Source:
     refuse_password(f"{scheme}://{rest}", rest.partition("/")[0])
     from gpufs.source.fsspec import FsspecSource
 
-    return FsspecSource(scheme, rest, metrics)
+    return FsspecSource(scheme, rest, metrics, load)
 
 
 def refuse_password(url: str, place: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypeVar
 
 from gpufs.errors import DeadlineExceeded, GpufsError, NotFound, RemoteFailed, VersionGone
 from gpufs.metrics import Metrics
@@ -20,11 +21,35 @@ _MAX_REPAIRS = 2  # a repair that does not help twice will not help
 
 
 class Transient(Exception):
-    """A failure worth repeating. `timed_out` tells silence from refusal."""
+    """A failure worth repeating. `timed_out` tells silence from refusal.
 
-    def __init__(self, reason: str, *, timed_out: bool = False) -> None:
+    `busy`: the server said that it is, or did not let us in. Silence says so too.
+    """
+
+    def __init__(self, reason: str, *, timed_out: bool = False, busy: bool = False) -> None:
         super().__init__(reason)
         self.timed_out = timed_out
+        self.busy = busy or timed_out
+
+
+class Load(Protocol):
+    """Whoever decides how much is asked of the server at once. Thread-safe."""
+
+    def trouble(self, began: float) -> None:
+        """A request that was sent at `began` (time.monotonic) met a busy server."""
+
+    def repeat(self, seconds: float) -> AbstractContextManager[None]:
+        """Inside, a request may be sent again. Waits for it as long as is good, or for so many seconds."""
+
+
+class Unheeded:
+    """A load that nobody looks at."""
+
+    def trouble(self, began: float) -> None:
+        pass
+
+    def repeat(self, seconds: float) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class Retry:
@@ -33,6 +58,7 @@ class Retry:
     def __init__(
         self,
         metrics: Metrics,
+        load: Load | None = None,
         *,
         deadline: float = DEADLINE,
         clock: Callable[[], float] = time.monotonic,
@@ -40,6 +66,7 @@ class Retry:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._metrics = metrics
+        self.load: Load = load or Unheeded()
         self._deadline = deadline
         self._clock = clock
         self._sleep = sleep
@@ -53,6 +80,7 @@ class Retry:
         repair: Callable[[GpufsError], bool] | None = None,
         deadline: float | None = None,
         spent: float = 0.0,
+        waited: float = 0.0,
     ) -> T:
         """The result of `attempt(seconds left)`, which must not take longer than the seconds it is given.
 
@@ -60,9 +88,9 @@ class Retry:
         `repair` returns True for it (say, after renewing credentials): then the attempt is repeated
         at once. Raises DeadlineExceeded when the last failure before the deadline was a timeout,
         RemoteFailed when it was anything else; both name `what` and the last failure. `spent`: seconds
-        that a first attempt took, somewhere else, which failed.
+        that a first attempt took, somewhere else, which failed. `waited`: those that passed before all that.
         """
-        start = self._clock() - spent
+        start = self._clock() - spent - waited
         budget = self._deadline if deadline is None else deadline
         tries = repairs = 0
         if spent:
@@ -74,10 +102,17 @@ class Retry:
             self._metrics.remote_requests.add()
             if tries > 1:
                 self._metrics.retries.add()
+            began = self._clock()
             try:
-                return attempt(left)
+                if tries == 1:
+                    return attempt(left)
+                with self.load.repeat(left - _LEAST):
+                    began = self._clock()
+                    return attempt(max(budget - (began - start), _LEAST))
             except Transient as failure:
                 self._metrics.remote_errors.add()
+                if failure.busy:
+                    self.load.trouble(began)
                 wait = self._jitter() * min(_CAP, _BASE * 2.0 ** min(tries - 1, 16))
                 spent = self._clock() - start
                 if spent + wait + _LEAST > budget:

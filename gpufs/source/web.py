@@ -163,7 +163,7 @@ def _failure(error: Any, pycurl: Any, host: str) -> Exception:
     if code == pycurl.E_OPERATION_TIMEDOUT:
         return Transient(f"{host} did not answer in time", timed_out=True)
     if code in (pycurl.E_COULDNT_CONNECT, pycurl.E_COULDNT_RESOLVE_HOST):
-        return Transient(f"cannot connect to {host}; check the address and the network ({text})")
+        return Transient(f"cannot connect to {host}; check the address and the network ({text})", busy=True)
     if code in (pycurl.E_SSL_CACERT, pycurl.E_PEER_FAILED_VERIFICATION, pycurl.E_SSL_CACERT_BADFILE):
         return RemoteFailed(f"TLS: the certificate of {host} is not trusted; see ca_bundle ({text})")
     if code in (pycurl.E_URL_MALFORMAT, pycurl.E_UNSUPPORTED_PROTOCOL, pycurl.E_TOO_MANY_REDIRECTS):

@@ -17,11 +17,26 @@ from tests.bench import (
     pages,
     policy,
     prefetch,
+    scheduler,
     startup,
     warm,
 )
 
-MODULES = (index, cache, names, fastpath, crawl, memory, pages, startup, warm, compress, policy, prefetch)
+MODULES = (
+    index,
+    cache,
+    names,
+    fastpath,
+    crawl,
+    memory,
+    pages,
+    startup,
+    warm,
+    compress,
+    policy,
+    prefetch,
+    scheduler,
+)
 
 
 def main() -> None:

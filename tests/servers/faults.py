@@ -69,6 +69,9 @@ class FaultProxy:
         self._server: ThreadingHTTPServer | None = None
         self._thread: threading.Thread | None = None
         self._sockets: set[socket.socket] = set()
+        self.most: int | None = None  # GETs at once; what is more is refused with 503
+        self.takes = 0.0  # seconds for each GET
+        self._gets = 0
         self.released = threading.Event()  # set: stalled and delayed requests end at once
         (self._port,) = free_ports(1)
         self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self._port}"
@@ -146,6 +149,20 @@ class FaultProxy:
                     return fault
         return None
 
+    @contextmanager
+    def getting(self) -> Iterator[bool]:
+        """A GET is served inside, unless this gives False."""
+        with self._lock:
+            self._gets += 1
+            taken = self.most is None or self._gets <= self.most
+        try:
+            if taken and self.takes:
+                self.released.wait(self.takes)
+            yield taken
+        finally:
+            with self._lock:
+                self._gets -= 1
+
     def hold(self, s: socket.socket) -> None:
         with self._lock:
             self._sockets.add(s)
@@ -220,8 +237,14 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
                 return
             if fault is not None and fault.action == "delay":
                 proxy.released.wait(fault.seconds)
-            response = self.ask(target, body)
-            self.relay(response, fault)
+            if _kind(self.command, target) != "GET":
+                self.relay(self.ask(target, body), fault)
+                return
+            with proxy.getting() as taken:
+                if taken:
+                    self.relay(self.ask(target, body), fault)
+                else:
+                    self.refuse_with(Fault("status"))
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
 

@@ -19,6 +19,7 @@ from gpufs.source.flat.keys import quote_key
 from gpufs.source.flat.listing import Listed, Listing, NotAListing
 from gpufs.source.flat.versions import condition, version_of, with_md5
 from gpufs.source.flat.web import WebStore
+from gpufs.source.retry import Load
 from gpufs.source.web import Answer
 
 from .account import API_VERSION, Account, Tokens, date_now, sign
@@ -38,8 +39,9 @@ class AzSource(WebStore):
         anonymous: bool,
         ca_bundle: Path | None,
         metrics: Metrics,
+        load: Load | None = None,
     ) -> None:
-        super().__init__(prefix, ca_bundle, metrics)
+        super().__init__(prefix, ca_bundle, metrics, load)
         self._container = container
         self._account = account
         self._tokens = None if anonymous or account.key or account.sas else Tokens()

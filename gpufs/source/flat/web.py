@@ -11,7 +11,7 @@ from gpufs.metrics import Metrics
 from gpufs.source.answers import CredentialsRefused
 from gpufs.source.base import ObjectRef
 from gpufs.source.ranges import check_md5, get_range
-from gpufs.source.retry import Retry, Transient
+from gpufs.source.retry import Load, Retry, Transient
 from gpufs.source.web import Answer, Web
 
 from .listing import Listed, Listing, NotAListing
@@ -25,13 +25,17 @@ class WebStore(FlatSource):
     """What Google's and Azure's stores have in common. A kind of store adds the methods that raise
     NotImplementedError; `tag` is its own part of a version, without the checksum."""
 
-    def __init__(self, prefix: bytes, ca_bundle: Path | None, metrics: Metrics) -> None:
+    def __init__(
+        self, prefix: bytes, ca_bundle: Path | None, metrics: Metrics, load: Load | None = None
+    ) -> None:
         super().__init__(prefix)
         self._metrics = metrics
-        self._retry = Retry(metrics)
+        self._retry = Retry(metrics, load)
         self._web = Web(ca_bundle)
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
         if length == 0:
             return memoryview(b"")
         key = self._base + ref.path
@@ -60,7 +64,7 @@ class WebStore(FlatSource):
                 check_md5(data, md5)
             return data
 
-        return self._run(f"reading {what}", attempt, spent=spent)
+        return self._run(f"reading {what}", attempt, spent=spent, waited=waited)
 
     def prepare(self) -> None:
         pass
@@ -116,11 +120,12 @@ class WebStore(FlatSource):
         attempt: Callable[[float], T],
         deadline: float | None = None,
         spent: float = 0.0,
+        waited: float = 0.0,
     ) -> T:
         def repair(error: GpufsError) -> bool:
             return isinstance(error, CredentialsRefused) and self._renew()
 
-        return self._retry.run(what, attempt, repair=repair, deadline=deadline, spent=spent)
+        return self._retry.run(what, attempt, repair=repair, deadline=deadline, spent=spent, waited=waited)
 
     # -- what a kind of store adds
 

@@ -18,7 +18,7 @@ from gpufs.source import netrc
 from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page
 from gpufs.source.directories import walk_by_lists
 from gpufs.source.flat.keys import fault_of
-from gpufs.source.retry import Retry, Transient
+from gpufs.source.retry import Load, Retry, Transient
 
 from .adapters import Adapter, Info, adapter_for
 from .clients import Clients
@@ -55,11 +55,11 @@ _TIMES = (
 class FsspecSource:
     """Implements Source. Nothing is imported or opened before the first request."""
 
-    def __init__(self, protocol: str, rest: str, metrics: Metrics) -> None:
+    def __init__(self, protocol: str, rest: str, metrics: Metrics, load: Load | None = None) -> None:
         self._protocol = protocol
         self._url = f"{protocol}://{rest.rstrip('/')}"
         self._metrics = metrics
-        self._retry = Retry(metrics)
+        self._retry = Retry(metrics, load)
         self._lock = threading.Lock()
         self._opened: tuple[Clients, str] | None = None
 
@@ -92,7 +92,9 @@ class FsspecSource:
     def key(self, path: bytes) -> bytes:
         return self._name(path).encode("utf-8", "surrogateescape")
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
         if length == 0:
             return memoryview(b"")
         what = self._name(ref.path)
@@ -106,7 +108,7 @@ class FsspecSource:
             return memoryview(data)
 
         try:
-            data = self._run(f"reading {what}", ref.path, work, spent=spent)
+            data = self._run(f"reading {what}", ref.path, work, spent=spent, waited=waited)
         except (NotFound, NotADirectory) as error:
             raise VersionGone(f"{what} was deleted") from error
         self._metrics.remote_bytes.add(length)
@@ -161,6 +163,7 @@ class FsspecSource:
         work: Callable[[Adapter, str], T],
         deadline: float | None = None,
         spent: float = 0.0,
+        waited: float = 0.0,
     ) -> T:
         def attempt(left: float) -> T:
             clients, root = self._open()
@@ -172,7 +175,7 @@ class FsspecSource:
             except GpufsError as error:
                 raise type(error)(f"{self._name(path)}: {error}") from error
 
-        return self._retry.run(what, attempt, deadline=deadline, spent=spent)
+        return self._retry.run(what, attempt, deadline=deadline, spent=spent, waited=waited)
 
     def _name(self, path: bytes) -> str:
         return f"{self._url}/{_text(path)}" if path else self._url

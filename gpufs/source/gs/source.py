@@ -20,6 +20,7 @@ from gpufs.source.answers import refusal
 from gpufs.source.flat.listing import Listed, Listing, NotAListing
 from gpufs.source.flat.versions import with_md5
 from gpufs.source.flat.web import WebStore
+from gpufs.source.retry import Load
 from gpufs.source.web import Answer
 
 from .credentials import Credentials
@@ -40,8 +41,9 @@ class GsSource(WebStore):
         anonymous: bool,
         ca_bundle: Path | None,
         metrics: Metrics,
+        load: Load | None = None,
     ) -> None:
-        super().__init__(prefix, ca_bundle, metrics)
+        super().__init__(prefix, ca_bundle, metrics, load)
         self._bucket = bucket
         emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
         if emulator and "://" not in emulator:

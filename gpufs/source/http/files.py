@@ -15,7 +15,7 @@ from gpufs.source.answers import refusal
 from gpufs.source.base import ObjectRef
 from gpufs.source.flat.versions import condition, is_same, version_of
 from gpufs.source.ranges import get_range
-from gpufs.source.retry import Retry
+from gpufs.source.retry import Load, Retry
 from gpufs.source.web import Answer, Web
 
 T = TypeVar("T")
@@ -38,14 +38,14 @@ class Seen(NamedTuple):
 class HttpFiles:
     """Everything below `base` (a URL that ends in a slash); thread-safe. Paths are as in Source."""
 
-    def __init__(self, base: str, ca_bundle: Path | None, metrics: Metrics) -> None:
+    def __init__(self, base: str, ca_bundle: Path | None, metrics: Metrics, load: Load | None = None) -> None:
         parts = urlsplit(base)
         self.root = unquote_to_bytes(parts.path)
         self._place = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
         self.base = self._place + quote_from_bytes(self.root, safe=_PLAIN)
         self._user = parts.netloc.rpartition("@")[0]
         self._metrics = metrics
-        self._retry = Retry(metrics)
+        self._retry = Retry(metrics, load)
         self._web = Web(ca_bundle, _REDIRECTS)
         self._headers: dict[str, str] | None = None
 
@@ -91,6 +91,7 @@ class HttpFiles:
         offset: int,
         length: int,
         spent: float,
+        waited: float,
         is_version: Callable[[Answer], bool] | None = None,
     ) -> memoryview:
         if length == 0:
@@ -122,12 +123,17 @@ class HttpFiles:
             self._metrics.remote_bytes.add(length)
             return data
 
-        return self.run(f"reading {what}", attempt, spent=spent)
+        return self.run(f"reading {what}", attempt, spent=spent, waited=waited)
 
     def run(
-        self, what: str, attempt: Callable[[float], T], deadline: float | None = None, spent: float = 0.0
+        self,
+        what: str,
+        attempt: Callable[[float], T],
+        deadline: float | None = None,
+        spent: float = 0.0,
+        waited: float = 0.0,
     ) -> T:
-        return self._retry.run(what, attempt, deadline=deadline, spent=spent)
+        return self._retry.run(what, attempt, deadline=deadline, spent=spent, waited=waited)
 
     def close(self) -> None:
         self._web.close()

@@ -15,6 +15,7 @@ from gpufs.metrics import Metrics
 from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page
 from gpufs.source.directories import walk_by_lists
 from gpufs.source.flat.keys import fault_of
+from gpufs.source.retry import Load
 
 from .files import HttpFiles
 from .page import names_in
@@ -30,8 +31,8 @@ _Names = list[bytes]  # HttpSource.list hides the builtin inside the class
 class HttpSource:
     """Implements Source; `url` ends in a slash. Making one does no input or output."""
 
-    def __init__(self, url: str, ca_bundle: Path | None, metrics: Metrics) -> None:
-        self._files = HttpFiles(url, ca_bundle, metrics)
+    def __init__(self, url: str, ca_bundle: Path | None, metrics: Metrics, load: Load | None = None) -> None:
+        self._files = HttpFiles(url, ca_bundle, metrics, load)
 
     @property
     def id(self) -> str:
@@ -71,8 +72,10 @@ class HttpSource:
     def key(self, path: bytes) -> bytes:
         return self._files.url(path).encode()
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
-        return self._files.read(ref, offset, length, spent)
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
+        return self._files.read(ref, offset, length, spent, waited)
 
     def prepare(self) -> None:
         pass

@@ -20,6 +20,7 @@ from gpufs.errors import NotADirectory, NotFound, RemoteFailed
 from gpufs.metrics import Metrics
 from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page
 from gpufs.source.flat.keys import split_key
+from gpufs.source.retry import Load
 from gpufs.source.web import Answer
 
 from .files import HttpFiles
@@ -40,10 +41,10 @@ _Tree = dict[bytes, _Directory]
 class ManifestSource:
     """Implements Source; `url` is the manifest's. It is asked for anew with every listing, by its ETag."""
 
-    def __init__(self, url: str, ca_bundle: Path | None, metrics: Metrics) -> None:
+    def __init__(self, url: str, ca_bundle: Path | None, metrics: Metrics, load: Load | None = None) -> None:
         base, _, name = url.rpartition("/")
         self._name = unquote_to_bytes(urlsplit(f"x://x/{name}").path[1:])
-        self._files = HttpFiles(base + "/", ca_bundle, metrics)
+        self._files = HttpFiles(base + "/", ca_bundle, metrics, load)
         self._lock = threading.Lock()
         self._tree: _Tree | None = None
         self._etag = ""
@@ -84,9 +85,11 @@ class ManifestSource:
     def key(self, path: bytes) -> bytes:
         return self._files.url(path).encode()
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
         unknown = ref.version.startswith(_UNKNOWN)
-        return self._files.read(ref, offset, length, spent, _anything if unknown else None)
+        return self._files.read(ref, offset, length, spent, waited, _anything if unknown else None)
 
     def prepare(self) -> None:
         pass

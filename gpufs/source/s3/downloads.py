@@ -19,6 +19,7 @@ from gpufs.errors import GpufsError, NotFound, ObjectArchived, VersionGone
 from gpufs.metrics import Metrics
 from gpufs.source.base import ObjectRef
 from gpufs.source.flat.versions import condition, is_same
+from gpufs.source.retry import Transient
 
 from .credentials import Credentials, Secret
 from .keys import plain_text
@@ -53,9 +54,10 @@ class S3Downloads:
         way: Callable[[], Way | None],
         key: Callable[[bytes], bytes],
         intact: Callable[[ObjectRef, memoryview], bool],
+        trouble: Callable[[float], None],
         metrics: Metrics,
     ) -> None:
-        """`way` gives None as long as nobody has connected by S3Source.read()."""
+        """`way` gives None as long as nobody has connected by S3Source.read(). `trouble`: see Load."""
         import pycurl
 
         self._curl = pycurl
@@ -63,6 +65,7 @@ class S3Downloads:
         self._key = key
         self._metrics = metrics
         self._intact = intact
+        self._trouble = trouble
         self._way: Way | None = None
         self._secret: Secret | None = None
         self._secret_until = 0.0
@@ -73,6 +76,7 @@ class S3Downloads:
         self._idle: list[_Transfer] = []
         self._active: set[_Transfer] = set()
         self._look_at = math.inf  # when to look for those that are silent
+        self._busy = {pycurl.E_COULDNT_CONNECT, pycurl.E_OPERATION_TIMEDOUT}
         self._multi = pycurl.CurlMulti()
         self._multi.setopt(pycurl.M_MAXCONNECTS, _CONNECTIONS)
         self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
@@ -118,15 +122,26 @@ class S3Downloads:
         more = True
         while more:
             more, succeeded, failed = self._multi.info_read()
-            done += [self._take(curl.transfer, curl.transfer.result()) for curl in succeeded]
-            done += [self._take(curl.transfer, None) for curl, _, _ in failed]
+            done += [self._end(curl.transfer) for curl in succeeded]
+            done += [self._fail(curl.transfer, code in self._busy) for curl, code, _ in failed]
         return done
+
+    def _end(self, transfer: _Transfer) -> tuple[Any, memoryview | GpufsError | None]:
+        data = transfer.result()
+        if isinstance(data, Transient):
+            return self._fail(transfer, data.busy)
+        return self._take(transfer, data)
+
+    def _fail(self, transfer: _Transfer, busy: bool) -> tuple[Any, memoryview | GpufsError | None]:
+        if busy:
+            self._trouble(transfer.began)
+        return self._take(transfer, None)
 
     def _silent(self) -> list[tuple[Any, memoryview | GpufsError | None]]:
         """Give up those of which nothing has come for READ_TIMEOUT; libcurl's own limit is of an average."""
         now = time.monotonic()
         silent = [transfer for transfer in self._active if now - transfer.heard > READ_TIMEOUT]
-        done = [self._take(transfer, None) for transfer in silent]
+        done = [self._fail(transfer, True) for transfer in silent]
         self._look_at = now + _LOOK_EVERY if self._active else math.inf
         return done
 
@@ -225,6 +240,7 @@ class _Transfer:
         self._ref = ObjectRef(b"", "", 0)
         self._body = memoryview(b"")
         self._have = 0
+        self.began = 0.0
         self.heard = 0.0  # when the last of it came
         self._status = 0
         self._answer: dict[str, str] = {}
@@ -236,7 +252,7 @@ class _Transfer:
         self._ticket, self._ref = ticket, ref
         self._body = memoryview(bytearray(ref.size))
         self._have = 0
-        self.heard = time.monotonic()
+        self.began = self.heard = time.monotonic()
         self._answer = {}
         self._refusal = b""
         self._subject = Subject(self.way.location.bucket, key)
@@ -246,13 +262,13 @@ class _Transfer:
             self._pycurl.HTTPHEADER, [*self._headers, f"If-Match: {wanted}"] if wanted else self._headers
         )
 
-    def result(self) -> memoryview | GpufsError | None:
-        """All bytes of the version that was wanted; or why nobody can have them; None for anything else."""
+    def result(self) -> memoryview | GpufsError | Transient | None:
+        """All bytes of the version that was wanted; or why nobody can have them, or not now; or None."""
         if self._status != 200:
             error = refusal_of_answer(self._subject, self._status, self._answer, self._refusal)
             if isinstance(error, NotFound):
                 return VersionGone(f"{self._subject} was deleted")
-            return error if isinstance(error, (ObjectArchived, VersionGone)) else None
+            return error if isinstance(error, (ObjectArchived, VersionGone, Transient)) else None
         if self._have != self._ref.size:
             return None
         version, etag = self._ref.version, self._answer.get("etag", "")

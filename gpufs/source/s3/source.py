@@ -83,9 +83,11 @@ class S3Source(FlatSource):
             link = self._link
             return link.way if link is not None else None
 
-        return S3Downloads(way, self.key, self._intact, self._metrics)
+        return S3Downloads(way, self.key, self._intact, self._retry.load.trouble, self._metrics)
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
         if length == 0:
             return memoryview(b"")
         key = self._base + ref.path
@@ -100,7 +102,7 @@ class S3Source(FlatSource):
                 self._verify(link, key, data, ref.version)
             return data
 
-        return self._run(f"reading {Subject(self._bucket, key)}", attempt, spent=spent)
+        return self._run(f"reading {Subject(self._bucket, key)}", attempt, spent=spent, waited=waited)
 
     def close(self) -> None:
         with self._lock:
@@ -190,6 +192,7 @@ class S3Source(FlatSource):
         attempt: Callable[[_Link, float], T],
         deadline: float | None = None,
         spent: float = 0.0,
+        waited: float = 0.0,
     ) -> T:
         used: _Link | None = None
 
@@ -201,7 +204,7 @@ class S3Source(FlatSource):
         def repair(error: GpufsError) -> bool:
             return used is not None and self._repair(error, used)
 
-        return self._retry.run(what, once, repair=repair, deadline=deadline, spent=spent)
+        return self._retry.run(what, once, repair=repair, deadline=deadline, spent=spent, waited=waited)
 
     def _connect(self, left: float) -> _Link:
         link = self._link

@@ -58,6 +58,7 @@ _TRANSIENT = frozenset(
     {"InternalError", "RequestTimeout", "ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException"}
 )
 _TRANSIENT_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+_BUSY, _SLOW = frozenset({429, 503}), frozenset({"SlowDown", "Throttling", "ThrottlingException"})
 
 
 def refusal(
@@ -68,7 +69,8 @@ def refusal(
     if request_id:
         said += f" (request id {request_id})"
     if status in _TRANSIENT_STATUS or code in _TRANSIENT:
-        return Transient(f"the server answered {said}", timed_out=status in (408, 504))
+        busy = status in _BUSY or code in _SLOW
+        return Transient(f"the server answered {said}", timed_out=status in (408, 504), busy=busy)
     if status in (301, 307, 308) or code in _REGION:
         hint = f"mount with the option region={region}" if region else "set the option region"
         return WrongRegion(f"bucket {subject.bucket} is in another region; {hint} ({said})", region)
@@ -133,7 +135,7 @@ def of_obstore(error: Exception, subject: Subject) -> Exception:
         if kind[1] == "Timeout":
             return Transient("the server did not answer in time", timed_out=True)
         if kind[1] == "Connect":
-            return Transient(f"cannot connect ({_cause(text)})")
+            return Transient(f"cannot connect ({_cause(text)})", busy=True)
         return Transient(f"the connection broke ({_cause(text)})")
     if isinstance(error, FileNotFoundError):
         return NotFound(f"{subject} does not exist")
@@ -155,7 +157,9 @@ def of_transport(error: Exception, host: str) -> Exception:
     if isinstance(error, botocore_errors.ConnectTimeoutError):
         return Transient(f"cannot connect to {host}: no answer", timed_out=True)
     if isinstance(error, botocore_errors.EndpointConnectionError):
-        return Transient(f"cannot connect to {host}; check endpoint_url and the network ({_root(error)})")
+        return Transient(
+            f"cannot connect to {host}; check endpoint_url and the network ({_root(error)})", busy=True
+        )
     if isinstance(error, (botocore_errors.ReadTimeoutError, urllib3_errors.TimeoutError, TimeoutError)):
         return Transient("the server did not answer in time", timed_out=True)
     return Transient(f"the connection broke ({_root(error)})")

@@ -57,6 +57,18 @@ def test_people_see_sizes_and_the_hit_ratio() -> None:
     assert len(lines) == 6
 
 
+def test_what_is_on_its_way_is_told_with_what_slows_it() -> None:
+    idle = {"requests": 0, "bytes": 0, "in_advance_bytes": 0, "requests_limit": 256}
+    busy = {"requests": 7, "bytes": 3 << 20, "in_advance_bytes": 0, "requests_limit": 16}
+    quiet = {"on_their_way": {"small": idle, "large": idle}, "bandwidth_limit": None, "throttled": 0}
+    assert "traffic" not in render(STATUS | quiet)
+    loud = {"on_their_way": {"small": busy, "large": idle}, "bandwidth_limit": 100 << 20, "throttled": 3}
+    assert (
+        "traffic 7 requests, 3.00 MiB on their way; limited to 100.00 MiB/s; "
+        "the source was too busy 3 times, gets 272 at once at most" in render(STATUS | loud)
+    )
+
+
 def test_what_was_fetched_in_advance_is_told() -> None:
     ahead = {"prefetched": 1200, "prefetched_used": 1100, "prefetched_wasted": 20}
     text = "(87.5% hits); 1,200 fetched before they were asked for (1,100 used, 20 evicted unused)"

@@ -22,6 +22,7 @@ from gpufs.errors import DeadlineExceeded, RemoteFailed, VersionGone
 from gpufs.fetch import client
 from gpufs.fetch.client import FetchProcess
 from gpufs.fetch.messages import Wanted
+from gpufs.fetch.page import SharedPage
 from gpufs.index import ROOT, Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.options import MountConfig, Options, Size
@@ -58,7 +59,8 @@ class World:
         self.inodes = {inode.name: inode for inode in self.index.children(ROOT, None, FILES)}
         options = replace(Options(), cache_dir=work / "cache", **limits)  # type: ignore[arg-type]
         self.config = MountConfig(str(self.data), "/nowhere", options)
-        self.fetch = FetchProcess(self.config.to_json(), self.metrics)
+        self.page = SharedPage()
+        self.fetch = FetchProcess(self.config.to_json(), self.page, self.metrics)
         self.deaths = 0
 
     def inode(self, number: int) -> Inode:
@@ -98,6 +100,7 @@ class World:
 
     def close(self) -> None:
         self.fetch.close()
+        self.page.close()
         self.index.close()
         self.cache.close()
         self.source.close()

@@ -20,12 +20,13 @@ from gpufs.errors import AccessDenied, GpufsError, RemoteFailed, VersionGone
 from gpufs.fetch.ahead import LOOKS, Ahead, spare_of
 from gpufs.fetch.fill import FEWEST, EpochFill
 from gpufs.fetch.messages import Named, Through, Wanted
-from gpufs.fetch.objects import AT_ONCE, INLINE, THREADS, Objects
+from gpufs.fetch.objects import INLINE, THREADS, Objects
+from gpufs.fetch.traffic import ADVANCE_REQUESTS as AT_ONCE
 from gpufs.index import Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.options import Size
 from gpufs.source.base import ObjectRef
-from tests.unit.fetch.helpers import add_files
+from tests.unit.fetch.helpers import add_files, traffic_of
 
 SIZE = 1000
 PATIENCE = 10.0
@@ -97,7 +98,9 @@ class FakeSource:
     def downloads(self) -> FakeDownloads | None:
         return self._downloads
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
         self.reads.append((ref.path, spent))
         assert self.gate.wait(PATIENCE)
         if ref.path in self.errors:
@@ -129,11 +132,13 @@ class World:
         self.answers: dict[int, bytes | GpufsError | None] = {}
         self.through: dict[int, tuple[Through, GpufsError | None]] = {}
         self.ahead = Ahead(self.index, self.cache, self._told)
+        self.traffic = traffic_of(self.metrics)
         self.objects = Objects(
             self.source,  # type: ignore[arg-type]
             self.cache,
             self.ahead,
             EpochFill(self.index, self.cache),
+            self.traffic,
             self.metrics,
             self._answer,
             compress=compress,
@@ -176,7 +181,8 @@ class World:
 
     def close(self) -> None:
         self.source.gate.set()
-        for threads in (self.objects._threads, self.objects._apart):
+        self.objects._unread.clear()
+        for threads in (self.objects._threads, self.objects._keepers, self.objects._apart):
             threads.shutdown()  # the process needs no such end: it ends as a whole
         self.objects.turn()  # closes what still came
         os.close(self.objects._wake)

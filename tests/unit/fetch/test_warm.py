@@ -33,6 +33,7 @@ from gpufs.index import ROOT, Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.options import Size
 from gpufs.source.base import Entry, Kind, ObjectRef, Page
+from tests.unit.fetch.helpers import traffic_of
 
 PATIENCE = 20.0
 
@@ -95,7 +96,9 @@ class FakeSource:
         self.gate = threading.Event()
         self.gate.set()
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
         self.reads.append((ref.path, offset // CHUNK))
         assert self.gate.wait(PATIENCE)
         if ref.path in self.errors:
@@ -150,7 +153,7 @@ class World:
 
         async def main() -> None:
             async with trio.open_nursery() as nursery:
-                fetcher = Fetcher(self.source, self.cache, self.metrics, nursery)  # type: ignore[arg-type]
+                fetcher = Fetcher(self.source, self.cache, traffic_of(self.metrics), nursery)  # type: ignore[arg-type]
                 parts = Parts(
                     self.tree,
                     self.index,

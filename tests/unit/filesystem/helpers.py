@@ -18,12 +18,14 @@ from gpufs.cache import CHUNK, Cache, Limit
 from gpufs.errors import NotADirectory, NotFound, VersionGone
 from gpufs.fetch.fetcher import Fetcher
 from gpufs.fetch.messages import Wanted
+from gpufs.fetch.page import FILESYSTEM
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem.files import Files
 from gpufs.filesystem.tree import Tree
 from gpufs.index import ROOT, Change, Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.source.base import Abilities, Batch, Entry, Kind, ObjectRef, Page
+from tests.unit.fetch.helpers import traffic_of
 
 
 def version_of(data: bytes) -> str:
@@ -133,7 +135,9 @@ class FakeSource:
     def downloads(self) -> None:
         return None
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
         self.reads.append((ref.path, offset, length))
         self._enter("read", offset)
         data = self.objects.get(ref.path)
@@ -200,7 +204,8 @@ class World:
         self.nursery = nursery
         self.changes: list[Change] = []
         self.tree = Tree(source, index, ttl, metrics, nursery, self.changes.append, now_ns)
-        self.fetcher = Fetcher(source, cache, metrics, nursery)
+        self.traffic = traffic_of(metrics, FILESYSTEM)
+        self.fetcher = Fetcher(source, cache, self.traffic, nursery)
         self._workers = Workers(8)
         self.watcher = Watcher()
         self.files = Files(self.tree, cache, self.fetcher, self.whole_object, self.watcher, metrics, nursery)
