@@ -153,6 +153,12 @@ def _parse_id(text: str) -> int:
     return int(text)
 
 
+def _parse_port(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 0 < int(text) < 65536:
+        raise ValueError(f"{text!r} is not a port such as 20048")
+    return int(text)
+
+
 def _parse_mode(text: str) -> int:
     if not re.fullmatch(r"(0o)?[0-7]{3,4}", text) or int(text, 8) > 0o777:
         raise ValueError(f"{text!r} is not an octal mode such as 0444")
@@ -189,6 +195,7 @@ _SIZE = _Kind("SIZE", parse_size, format_size)
 _RATE = _Kind("SIZE", _parse_rate, lambda value: format_size(Size(bytes=value)))
 _TIME = _Kind("TIME", parse_time, format_time)
 _ID = _Kind("NUMBER", _parse_id)
+_PORT = _Kind("PORT", _parse_port)
 _MODE = _Kind("OCTAL", _parse_mode, "{:04o}".format)
 
 
@@ -228,6 +235,11 @@ class Options:
     requester_pays: bool = _option(_FLAG, "agree to pay for the requests", default=False)
     ca_bundle: Path | None = _option(
         _PATH, "PEM file with the certificates to trust; default: the system's", default=None
+    )
+    nfs_uid: int | None = _option(_ID, "user that NFS requests are made for; default: you", default=None)
+    nfs_gid: int | None = _option(_ID, "group that NFS requests are made for; default: yours", default=None)
+    nfs_mount_port: int | None = _option(
+        _PORT, "port of the NFS server's MOUNT service; default: its port mapper is asked", default=None
     )
     cache_dir: Path = _option(
         _PATH, "where objects and the index are kept", default_factory=_default_cache_dir

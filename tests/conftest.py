@@ -20,6 +20,7 @@ from tests.servers import (
     FaultProxy,
     FileServer,
     GsServer,
+    NfsServer,
     S3Endpoint,
     WebServer,
     azurite_command,
@@ -28,6 +29,7 @@ from tests.servers import (
     ftp_server,
     gs_server,
     moto_server,
+    nfs_server,
     nginx_binary,
     nginx_server,
     python_server,
@@ -121,6 +123,13 @@ def smb() -> Iterator[FileServer]:
     if smbd_binary() is None or os.geteuid() != 0:
         pytest.skip("no smbd, or not root")
     with smb_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nfs() -> Iterator[NfsServer]:
+    """NFS-Ganesha for the whole session."""
+    with nfs_server() as server:
         yield server
 
 

@@ -16,6 +16,7 @@ from gpufs.source.file import FileSource
 from gpufs.source.retry import Load, Retry
 
 if TYPE_CHECKING:
+    from gpufs.source.nfs.settings import NfsSettings
     from gpufs.source.s3.settings import S3Settings
 
 __all__ = [
@@ -40,6 +41,7 @@ _SUPPORTED = {
     "abfss": "abfss://container@account.dfs.core.windows.net[/prefix]",
     "http": "http://host/path/",
     "https": "https://host/path/",
+    "nfs": "nfs://host[:port]/export[/path]",
     "file": "file:///dir or /dir",
 }
 
@@ -47,7 +49,13 @@ _SUPPORTED = {
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]")
 
 
-def open_source(url: str, settings: S3Settings, metrics: Metrics, load: Load | None = None) -> Source:
+def open_source(
+    url: str,
+    settings: S3Settings,
+    metrics: Metrics,
+    load: Load | None = None,
+    nfs: NfsSettings | None = None,
+) -> Source:
     """The source that `url` names. Nothing is asked of the data set yet; see Source.check.
 
     What follows the scheme is taken byte for byte: a percent sign, `?` or `#` stands for itself.
@@ -66,6 +74,8 @@ def open_source(url: str, settings: S3Settings, metrics: Metrics, load: Load | N
         raise UsageError(_unknown_scheme(scheme))
     if not rest.startswith("//"):
         raise UsageError(_no_slashes(url, known, rest))
+    if known == "nfs":
+        return places.open_nfs(url, rest[2:], nfs, metrics, load)
     openers = {
         "s3": _open_s3,
         "gs": places.open_gs,
@@ -83,6 +93,7 @@ def open_source(url: str, settings: S3Settings, metrics: Metrics, load: Load | N
 
 def open_configured(config: MountConfig, metrics: Metrics, load: Load | None = None) -> Source:
     """The source of a mount; `load` is told of a busy server. Raises UsageError."""
+    from gpufs.source.nfs.settings import NfsSettings
     from gpufs.source.s3.settings import S3Settings
 
     options = config.options
@@ -95,7 +106,8 @@ def open_configured(config: MountConfig, metrics: Metrics, load: Load | None = N
         requester_pays=options.requester_pays,
         ca_bundle=options.ca_bundle,
     )
-    return open_source(config.source, settings, metrics, load)
+    nfs = NfsSettings(uid=options.nfs_uid, gid=options.nfs_gid, mount_port=options.nfs_mount_port)
+    return open_source(config.source, settings, metrics, load, nfs)
 
 
 def local_directory(url: str) -> str | None:

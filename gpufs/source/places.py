@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 from gpufs.errors import UsageError
 from gpufs.metrics import Metrics
 from gpufs.source.base import Source
-from gpufs.source.retry import Load
+from gpufs.source.retry import Load, Retry
 
 if TYPE_CHECKING:
+    from gpufs.source.nfs import NfsSettings
     from gpufs.source.s3.settings import S3Settings
 
 # https://cloud.google.com/storage/docs/buckets#naming, and what Azure allows containers (with $root, $web)
@@ -57,6 +58,14 @@ def open_az(url: str, rest: str, settings: S3Settings, metrics: Metrics, load: L
     return AzSource(
         container, os.fsencode(prefix), account, settings.anonymous, settings.ca_bundle, metrics, load
     )
+
+
+def open_nfs(
+    url: str, rest: str, settings: NfsSettings | None, metrics: Metrics, load: Load | None
+) -> Source:
+    from gpufs.source.nfs import NfsSettings, NfsSource, parse_place
+
+    return NfsSource(parse_place(url, rest), settings or NfsSettings(), Retry(metrics, load), metrics)
 
 
 def open_http(url: str, rest: str, settings: S3Settings, metrics: Metrics, load: Load | None) -> Source:

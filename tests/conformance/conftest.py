@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.labs import FileLab, Lab, S3Lab
+from tests.conformance.labs import FileLab, Lab, NfsLab, S3Lab
 from tests.conformance.other_labs import PLAIN_LABS
-from tests.servers import S3Endpoint
+from tests.servers import NfsServer, S3Endpoint
 
 S3_FLAT_LABS = ["s3-moto", "s3-moto-prefix"]
 S3_LABS = ["s3-weed", *S3_FLAT_LABS]
@@ -26,6 +27,9 @@ def make_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], 
             return FileLab(tmp_path / "data")
         if name in PLAIN_LABS:
             return PLAIN_LABS[name](request, tmp_path)
+        if name == "nfs":
+            nfs: NfsServer = request.getfixturevalue("nfs")
+            return NfsLab(Path(tempfile.mkdtemp(dir=nfs.root)) / "data", server=nfs)
         server: S3Endpoint = request.getfixturevalue("weed" if name == "s3-weed" else "moto")
         request.getfixturevalue("aws_env")(server)
         return S3Lab(
@@ -37,7 +41,7 @@ def make_lab(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str], 
     return make
 
 
-@pytest.fixture(params=["file", *S3_LABS, *PLAIN_LABS])
+@pytest.fixture(params=["file", "nfs", *S3_LABS, *PLAIN_LABS])
 def lab(request: pytest.FixtureRequest, make_lab: Callable[[str], Lab]) -> Iterator[Lab]:
     with closing(make_lab(request.param)) as made:
         yield made

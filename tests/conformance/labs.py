@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from gpufs.metrics import Metrics
 from gpufs.source import Source, open_source
+from gpufs.source.nfs import NfsSettings
 from gpufs.source.s3.settings import S3Settings
-from tests.servers import S3Endpoint
+from tests.servers import NfsServer, S3Endpoint
 
 Files = Mapping[bytes, bytes]  # path -> content; a path that ends in `/` is an empty directory
 
@@ -84,6 +85,20 @@ class FileLab:
     def close(self) -> None:
         for source in self.sources:
             source.close()
+
+
+@dataclass
+class NfsLab(FileLab):
+    """Filled on the server's disk, read through NFS."""
+
+    server: NfsServer = field(kw_only=True)
+
+    def _open(self, root: Path, metrics: Metrics | None) -> Source:
+        url = self.server.url(str(root.relative_to(self.server.root)))
+        settings = NfsSettings(mount_port=self.server.mount_port)
+        source = open_source(url, S3Settings(), metrics or Metrics(), settings)
+        self.sources.append(source)
+        return source
 
 
 @dataclass

@@ -4,6 +4,7 @@ from .azurite import Azurite, azurite_command, azurite_server
 from .endpoint import S3Endpoint
 from .faults import Fault, FaultProxy, fault_proxy
 from .file_servers import FileServer, ftp_server, sftp_server, smb_server, smbd_binary, sshd_binary
+from .ganesha import NfsServer, nfs_server
 from .gs_server import GsServer, gs_server
 from .listing import BUCKET, ListingServer, Pattern, listing_server
 from .moto_server import moto_server
@@ -19,6 +20,7 @@ __all__ = [
     "FileServer",
     "GsServer",
     "ListingServer",
+    "NfsServer",
     "Pattern",
     "S3Endpoint",
     "WebServer",
@@ -30,6 +32,7 @@ __all__ = [
     "gs_server",
     "listing_server",
     "moto_server",
+    "nfs_server",
     "nginx_binary",
     "nginx_server",
     "python_server",
