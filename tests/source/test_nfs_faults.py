@@ -177,13 +177,16 @@ def test_a_stopped_server_costs_the_deadline_and_no_more(open_nfs: Open) -> None
         assert source.read(ref, 0, 7) == b"content"
 
 
-def test_a_server_that_is_gone_fails_at_the_deadline(nfs: NfsServer, open_nfs: Open) -> None:
+def test_a_server_that_is_gone_fails_at_the_deadline(nfs: NfsServer) -> None:
     (port,) = free_ports(1)
-    place = parse_place("", f"127.0.0.1:{port}/x")
-    metrics = Metrics()
-    source = NfsSource(place, NfsSettings(mount_port=port), Retry(metrics, deadline=1), metrics)
-    with pytest.raises(RemoteFailed, match="Connection refused"):
-        source.stat(b"f")
+    for nfs_port, mount_port, says in ((port, nfs.mount_port, ""), (nfs.port, port, "nfs_mount_port")):
+        place = parse_place("", f"127.0.0.1:{nfs_port}{nfs.root}")
+        metrics = Metrics()
+        settings = NfsSettings(mount_port=mount_port)
+        source = NfsSource(place, settings, Retry(metrics, deadline=0.5), metrics)
+        with pytest.raises(RemoteFailed, match=f"{port}: Connection refused.*{says}"):
+            source.stat(b"f")
+        source.close()
 
 
 def test_stale_and_wrong_handles_are_healed(nfs: NfsServer, data: Path, open_nfs: Open) -> None:

@@ -149,7 +149,11 @@ class Session:
     def _mount(self, end: float) -> bytes:
         """The handle of the directory, be it an export or below one."""
         port = self._settings.mount_port or self._find_mount_port(end)
-        connection = connect(self.place.host, port, self.identity, min(end - time.monotonic(), SILENCE))
+        try:
+            connection = connect(self.place.host, port, self.identity, min(end - time.monotonic(), SILENCE))
+        except Broken as error:
+            hint = "this is its MOUNT service; see the option nfs_mount_port"
+            raise Broken(f"{error}; {hint}", silent=error.silent) from error
         try:
             return self._mount_through(connection, end)
         finally:
