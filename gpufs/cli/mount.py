@@ -26,10 +26,11 @@ EPILOG = """\
 examples:
   gpufs mount s3://my-bucket/imagenet /data
   gpufs mount s3://data /data -o endpoint_url=http://10.0.0.5:9000,cache_size=800GiB
-  gpufs mount /mnt/nfs/datasets /data -o cache_dir=/nvme/cache,metadata_ttl=forever
+  gpufs mount nfs://filer/export/datasets /data -o cache_dir=/nvme/cache,metadata_ttl=forever
   gpufs mount --config /etc/gpufs/data.toml
 
-SOURCE is s3://bucket[/prefix], file:///directory or a directory. The tree is read-only. S3
+SOURCE is s3://bucket[/prefix], nfs://host[:port]/export[/path], file:///directory or a
+directory. The tree is read-only. S3
 credentials come from where the AWS tools look for them: environment, profile, SSO, instance.
 
 options (-o KEY=VALUE,KEY=VALUE; "\\," is a comma inside a value; the same keys in the TOML file):

@@ -14,6 +14,7 @@ from tests.bench import (
     index,
     memory,
     names,
+    nfs,
     pages,
     policy,
     prefetch,
@@ -36,6 +37,7 @@ MODULES = (
     policy,
     prefetch,
     scheduler,
+    nfs,
 )
 
 

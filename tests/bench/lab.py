@@ -85,13 +85,19 @@ def served(dataset: Dataset) -> Iterator[S3Endpoint]:
 
 
 @contextmanager
-def prepared(endpoint: S3Endpoint, **options: str) -> Iterator[Mounted]:
-    """A mount of the server's bucket that is not made yet; it and its files are gone after the block."""
+def prepared(served: S3Endpoint | str, **options: str) -> Iterator[Mounted]:
+    """A mount of a server's bucket, or of the source of that name, that is not made yet.
+
+    It and its files are gone after the block.
+    """
     work = Path(tempfile.mkdtemp(prefix="gpufs-bench-", dir="/var/tmp"))
-    env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")} | endpoint.env()
+    env = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
     env["GPUFS_TEST_MOUNT"] = str(work / "mnt")
-    own = {"endpoint_url": endpoint.url, "region": endpoint.region}
-    mounted = Mounted(f"s3://{BUCKET}", work, own | options, env)
+    source = served if isinstance(served, str) else f"s3://{BUCKET}"
+    if not isinstance(served, str):
+        env |= served.env()
+        options = {"endpoint_url": served.url, "region": served.region} | options
+    mounted = Mounted(source, work, options, env)
     try:
         yield mounted
     finally:
