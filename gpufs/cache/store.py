@@ -248,8 +248,11 @@ class Cache:
         return self._aside(data)
 
     def promises_compression(self, data: memoryview) -> bool:
-        """Whether `data` are likely to be worth compressing, judged by a sample in microseconds."""
-        return self._compression.promises(data)
+        """Whether `data` are likely to be worth compressing, judged by a sample in microseconds.
+
+        They are not when they will hardly be kept.
+        """
+        return not self._eviction.refuses(2 * len(data) // 3) and self._compression.promises(data)
 
     def _keep(self, digest: bytes, data: memoryview, source: str, marks: int) -> int:
         fd, path = self._write_temporary(data)

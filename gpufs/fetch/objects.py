@@ -97,6 +97,8 @@ class Objects:
         self._threads = ThreadPoolExecutor(THREADS, "gpufs fetch")
         self._keepers = ThreadPoolExecutor(KEEPERS, "gpufs keep")
         self._apart = ThreadPoolExecutor(1, "gpufs work")  # for what must not wait behind the source
+        # For what keeps a processor busy: more of them would only wait for one another.
+        self._few = ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0)) // 2), "gpufs compress")
         self._results: deque[Callable[[], None]] = deque()  # of the threads
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.epoll()
@@ -226,7 +228,8 @@ class Objects:
         flight.sent.arrive()
         compress = self._worth_compressing(flight, data)
         if compress or len(data) > INLINE or not self._cache.at_once(len(data)):
-            self._submit(lambda: self._try_to_keep(flight, data, compress), self._keepers)
+            threads = self._few if compress else self._keepers
+            self._submit(lambda: self._try_to_keep(flight, data, compress), threads)
         else:
             self._try_to_keep(flight, data, compress)()
 

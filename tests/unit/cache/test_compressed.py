@@ -316,3 +316,14 @@ def test_of_two_who_keep_it_at_once_one_wins(directory: Path, opened: OpenCache)
         assert found == content(name, 20_000)
     assert caches[0].usage().bytes == bytes_on_disk(directory)
     assert caches[0].usage().objects == len(names)
+
+
+def test_what_will_not_be_kept_is_not_compressed(directory: Path, opened: OpenCache) -> None:
+    """All that is kept is of use: newcomers are refused for a while."""
+    cache, metrics = opened(directory, size=4 * MIB)
+    data = memoryview(b"some text " * 100_000)
+    assert cache.promises_compression(data)
+    for number in range(5):
+        publish(cache, number, MIB)
+    assert metrics.not_admitted.value > 0
+    assert not cache.promises_compression(memoryview(bytes(2 * MIB)))

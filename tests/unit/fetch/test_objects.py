@@ -182,7 +182,7 @@ class World:
     def close(self) -> None:
         self.source.gate.set()
         self.objects._unread.clear()
-        for threads in (self.objects._threads, self.objects._keepers, self.objects._apart):
+        for threads in (self.objects._threads, self.objects._keepers, self.objects._few, self.objects._apart):
             threads.shutdown()  # the process needs no such end: it ends as a whole
         self.objects.turn()  # closes what still came
         os.close(self.objects._wake)
