@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +144,7 @@ class Mount:
                 await tree.lookup(ROOT, b"")
             fetcher = Fetcher(self._source, self._cache, self._traffic, nursery)
             prefetch = self._prefetch = Prefetch(
-                self._index, self._cache, fetcher, partial(self._objects.ahead, soon=True), nursery
+                self._index, self._cache, fetcher, self._objects.ahead, nursery
             )
             files = Files(tree, self._cache, fetcher, self._object, prefetch, self.metrics, nursery)
             self._warmups = Warmups(

@@ -18,6 +18,8 @@ SPARE = 32 << 20  # bytes of room, or SPARE_SHARE of the limit if that is less, 
 SPARE_SHARE = 0.05
 LOOKS = 64  # objects looked at before whoever asks gets a pause
 COUNT_SECONDS = 0.1  # for which a count of the room is believed
+STAGED_SECONDS = 0.5  # and of the room for staged objects, which takes longer to count
+RENEWED_SECONDS = 60.0  # at least, between two allowances for staged objects
 
 # Told who asked, what came of it, and the first error.
 Told = Callable[[int, Through, GpufsError | None], None]
@@ -78,6 +80,10 @@ class Ahead:
         self._room = 0
         self._landed = False  # something, since the room was counted
         self._counted = float("-inf")
+        self._staged_room = 0
+        self._staged_counted = float("-inf")
+        self._order = 0  # the newest
+        self._renewed = time.monotonic()
 
     @property
     def at_once(self) -> int:
@@ -92,6 +98,12 @@ class Ahead:
 
     def ask(self, asker: int, named: Named) -> None:
         batch = Batch(asker, named)
+        if named.soon > self._order:
+            self._order = named.soon
+            # Whoever announces order after order and reads none of them does not empty the cache.
+            if time.monotonic() - self._renewed > RENEWED_SECONDS:
+                self._renewed = time.monotonic()
+                self._cache.begin_order()
         if batch.numbers:
             (self._soon if batch.soon else self._some_time).append(batch)
         else:
@@ -149,7 +161,7 @@ class Ahead:
             _fail(batch, VersionGone(f"inode {number} is no longer in the index"))
         elif not inode.size or self._cache.has_object(inode.digest):
             _count(batch, inode.size)
-        elif (fits := self._fits(inode.size)) or batch.soon:
+        elif (fits := self._fits(inode.size)) or (batch.soon and self._can_be_staged(inode.size)):
             ref = ObjectRef(self._index.path(number), inode.version, inode.size)
             return Early(inode.digest, ref, batch, staged=not fits)
         elif self._on_their_way:  # what is being kept just now may be counted twice
@@ -164,6 +176,18 @@ class Ahead:
         if charge > self._room:
             return False
         self._room -= charge
+        return True
+
+    def _can_be_staged(self, size: int) -> bool:
+        """Else it would be fetched for nothing, and again when it is read."""
+        now, charge = time.monotonic(), charge_of(size)
+        if now - self._staged_counted > STAGED_SECONDS:
+            # Others take room meanwhile, and what is evicted does not come in the right sizes.
+            self._staged_room = self._cache.room_for_staged() * 7 // 8 - self._bytes_on_their_way
+            self._staged_counted = now
+        if charge > self._staged_room:
+            return False
+        self._staged_room -= charge
         return True
 
     def _end(self, batch: Batch) -> None:

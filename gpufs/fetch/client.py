@@ -77,12 +77,13 @@ class FetchProcess:
         raise DeadlineExceeded(f"{path}: the fetch process gave no answer within {PATIENCE:.0f} s")
 
     async def ahead(
-        self, inodes: Sequence[int], at_once: int, *, soon: bool = False
+        self, inodes: Sequence[int], at_once: int, soon: int = 0
     ) -> tuple[Through, GpufsError | None]:
         """Have the objects of small files in the cache, as far as they fit; tells the first error too.
 
-        MOST_NAMED inodes at most. `soon`: before all others that are wanted in advance, and for a short
-        while if there is no room. Raises when the process does not answer for them.
+        MOST_NAMED inodes at most. `soon`: the number of an order they are next in; then they come before all
+        others that are wanted in advance, and are kept for one use when there is no room. Raises when the
+        process does not answer for them.
         """
         request = await self._ask(Named(at_once, tuple(inodes), soon))
         if request.error is not None and not request.through.failed:

@@ -18,11 +18,13 @@ BEHIND = 1024  # positions behind the furthest reader in which others may still 
 BEYOND = 1024  # positions beyond the window in which a reader is noticed
 CERTAIN = 512  # files in a row that were here: the rest is only sampled
 STRIDE = 16  # of the files of a sample one is looked at
+PAUSE_SHARE = 8  # of the window, to be read before it is tried again
 STRAYS = 16  # opens at other places of the order, most of them close together, before it is looked for there
 AGREEING = 12
 CLOSE = 1024  # positions
-NEAR = 512  # positions; an open further from the reader's place does not confirm an order that was guessed
-DOUBT = 32  # opens elsewhere, less those in place, that end a guess
+LEAD = 512  # positions that the first of many workers may be ahead of the others
+SPARSEST = 16  # positions to a file that was opened; a guess of which fewer are opened ends
+OPENS = 256  # after which those before count half
 
 
 class Portion:
@@ -59,16 +61,18 @@ class Follower:
         self._size_of = size_of
         self._guessed = guessed
         self._asked = start  # all before this position was asked for, or looked at
+        self._opened: set[int] = set()  # positions behind that which were opened all the same
         self._waiting = 0
+        self._resumes_at = start  # where it is tried again
         self._places: dict[int, int] = {}  # where files are from _places_from to _places_to
         self._places_from = self._places_to = max(0, start - BEHIND)
         self._sizes: dict[int, int] = {}  # of what was asked for, at positions that no reader has passed
         self._bytes = 0
-        self._grows_at = start + window
+        self._used = 0  # files opened since the window grew
         self._certain = 0
         self._stride = 1
         self._strays: deque[int] = deque(maxlen=STRAYS)
-        self._doubt = 0
+        self._since, self._opens = start, 0  # of a guess
         self._learn_places()
 
     def seen(self, number: int, *, missed: bool) -> bool:
@@ -79,19 +83,22 @@ class Follower:
             return False
         if self._strays:
             self._strays.clear()
-        if self._guessed:
-            self._doubt += -1 if abs(position - self.position) <= NEAR else 1
-            self._check_doubt()
+        if position >= self._asked:
+            self._opened.add(position)
         if position >= self.position:
             self._go_to(position + 1)
-        if self.position >= self._grows_at and (missed or self.window < FULL):
+        if self._guessed:
+            self._check()
+        self._used += 1
+        if self._used >= self.window // 2 and (missed or self.window < FULL):
             self.window = min(2 * self.window, MOST)
-            self._grows_at = self.position + self.window // 2
+            self._used = 0
         return True
 
     def take(self, most_bytes: int) -> Portion | None:
         """What to ask for next, if it is time, answered() being told; no more than `most_bytes` ahead."""
-        if self.ended or self._waiting >= WAITING or self._bytes >= most_bytes:
+        full = self._bytes >= most_bytes or self.position < self._resumes_at
+        if self.ended or self._waiting >= WAITING or full:
             return None
         self._learn_places()
         self._asked = max(self._asked, self.position - BEHIND)
@@ -104,7 +111,7 @@ class Follower:
         portion_bytes = 0
         position = self._asked
         for number in numbers[:: self._stride]:
-            size = self._size_of(number)
+            size = self._size_of(number) if position not in self._opened else 0
             if size:
                 (portion.small if size <= CHUNK else portion.large).append(number)
                 size = min(size, LARGE_CHUNKS * CHUNK)
@@ -116,12 +123,17 @@ class Follower:
             if portion_bytes >= PORTION_BYTES or self._bytes >= most_bytes:
                 break
         self._asked = portion.stop = min(position, portion.start + len(numbers))
+        if self._opened:
+            self._opened = {place for place in self._opened if place >= self._asked - BEHIND}
         self._waiting += portion.files
         return portion
 
-    def answered(self, portion: Portion, *, all_here: bool) -> None:
-        """The portion is through; `all_here`: it was in the cache already."""
+    def answered(self, portion: Portion, *, all_here: bool, later: bool = False) -> None:
+        """The portion is through; `all_here`: it was in the cache already; `later`: try again."""
         self._waiting -= portion.files
+        if later:  # when readers have gone on, and passed some of what takes the room
+            self._asked = min(self._asked, portion.start)
+            self._resumes_at = self.position + self.window // PAUSE_SHARE
         if all_here:
             self._certain += portion.stop - portion.start
             if self._certain >= CERTAIN:
@@ -154,11 +166,7 @@ class Follower:
             self._places_from = stop
 
     def _stray(self, number: int) -> None:
-        if self._guessed:
-            self._doubt += 1
-            self._check_doubt()
-            return
-        position = self.order.find(number)
+        position = self.order.find(number) if not self._guessed else None
         if position is None:
             return
         self._strays.append(position)
@@ -168,18 +176,24 @@ class Follower:
             if len(close) >= AGREEING:
                 self._jump(min(close))
 
-    def _check_doubt(self) -> None:
-        self._doubt = max(self._doubt, -DOUBT)
-        self.ended |= self._doubt >= DOUBT
+    def _check(self) -> None:
+        """End when the reader skips most files: it has another order, in which some are near by chance."""
+        self._opens += 1
+        self.ended = self.position - self._since > LEAD + SPARSEST * self._opens
+        if self._opens == OPENS:
+            self._opens //= 2
+            self._since = (self._since + self.position) // 2
 
     def _jump(self, position: int) -> None:
         """The reader is somewhere else in the order: it went on from a checkpoint, or began anew."""
         self._strays.clear()
         self._places.clear()
         self._sizes.clear()
+        self._opened.clear()
         self._bytes = 0
+        self._resumes_at = position
         self.position = self._asked = position
         self._places_from = self._places_to = max(0, position - BEHIND)
-        self._grows_at = position + self.window
+        self._used = 0
         self._certain, self._stride = 0, 1
         self._learn_places()

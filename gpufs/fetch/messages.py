@@ -44,12 +44,13 @@ class Named(NamedTuple):
     """Some inodes, MOST_NAMED at most, wanted in the cache; `at_once` of them may be on their way.
 
     With an `at_once` of 0: what was wanted by the request of that number is wanted no more.
-    `soon`: they will be read in this order, so they come first, and are staged when there is no room.
+    `soon`: they will be read in an order of this number, so they come first, and are staged when there is
+    no room; 0 when they are of none.
     """
 
     at_once: int
     numbers: tuple[int, ...]
-    soon: bool = False
+    soon: int = 0
 
 
 class Through(NamedTuple):
@@ -88,7 +89,7 @@ def unpack_request(message: bytes) -> tuple[int, Wanted | Named | None]:
         return number, None
     if digest == _NAMED:
         count = (len(message) - _REQUEST.size) // 8
-        return number, Named(directory, unpack_from(f"<{count}Q", message, _REQUEST.size), bool(size))
+        return number, Named(directory, unpack_from(f"<{count}Q", message, _REQUEST.size), size)
     path = message[_REQUEST.size : _REQUEST.size + length]
     version = message[_REQUEST.size + length :].decode("utf-8", "surrogateescape")
     return number, Wanted(digest, ObjectRef(path, version, size), directory)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count as numbers_from
 from typing import Any, NamedTuple
 
 import trio
 
 from gpufs.cache import CHUNK, Cache, charge_of
-from gpufs.errors import GpufsError
+from gpufs.errors import DeadlineExceeded, GpufsError, RemoteFailed
 from gpufs.fetch.ahead import spare_of
 from gpufs.fetch.fetcher import Fetcher
 from gpufs.fetch.following import LARGE_CHUNKS, Follower, Portion
@@ -24,14 +25,15 @@ MOST_FILES = 1 << 22  # in all announced orders: 64 MiB
 MOST_ORDERS = 64  # announced
 LEARNED_ORDERS = 16
 AHEAD_BYTES = 256 << 20  # fetched and not read yet, in all orders; and of the cache's limit:
-AHEAD_SHARE = 16
+AHEAD_SHARE = 32  # a part of what staged objects may have
 ANNOUNCED_WINDOW, REPEATED_WINDOW, NEIGHBOURS_WINDOW = 256, 64, 8  # files, at first
 AT_ONCE = 64  # objects on their way for orders
 IDLE = 3600.0  # seconds without an open of it, after which an announced order is forgotten
 
 log = logging.getLogger("gpufs.prefetch")
 
-SmallFiles = Callable[[Sequence[int], int], Awaitable[tuple[Through, GpufsError | None]]]
+# Of some files: see FetchProcess.ahead.
+SmallFiles = Callable[[Sequence[int], int, int], Awaitable[tuple[Through, GpufsError | None]]]
 
 
 class Announcer(NamedTuple):
@@ -45,15 +47,26 @@ class Announcer(NamedTuple):
 class _Followed:
     """A follower, and for whom."""
 
-    __slots__ = ("announced", "announcer", "follower", "source", "unknown", "used")
+    __slots__ = ("announced", "announcer", "follower", "number", "source", "unknown", "used")
 
-    def __init__(self, source: str, follower: Follower) -> None:
+    def __init__(self, number: int, source: str, follower: Follower) -> None:
+        self.number = number
         self.source = source  # announced, repeated, neighbours
         self.follower = follower
         self.announcer: Announcer | None = None
         self.announced: Announced | None = None
         self.unknown = 0  # names that were announced and are not there
         self.used = trio.current_time()
+
+
+class _Outcome:
+    """Of a portion."""
+
+    __slots__ = ("all_here", "later")
+
+    def __init__(self) -> None:
+        self.all_here = True
+        self.later = False  # for some there was no room, or the source is down
 
 
 class Prefetch:
@@ -67,7 +80,6 @@ class Prefetch:
         small_files: SmallFiles,
         nursery: trio.Nursery,
     ) -> None:
-        """`small_files`: see FetchProcess.ahead, to be kept for a short while if there is no room."""
         self._index = index
         self._cache = cache
         self._fetcher = fetcher
@@ -77,6 +89,7 @@ class Prefetch:
         self._replay = Replay(self._history)
         self._neighbours = Neighbours(index)
         self._followed: list[_Followed] = []
+        self._orders = numbers_from(1)
 
     def hit(self, numbers: Sequence[int]) -> None:
         """These files were opened, in this order, and were here."""
@@ -154,8 +167,8 @@ class Prefetch:
     def _follow(
         self, source: str, order: Announced | History | Listing, start: int, window: int
     ) -> _Followed:
-        follower = Follower(order, start, window, self._size_of, guessed=source == "repeated")
-        followed = _Followed(source, follower)
+        follower = Follower(order, start, window, self._size_of, guessed=source != "announced")
+        followed = _Followed(next(self._orders), source, follower)
         self._followed.append(followed)
         return followed
 
@@ -208,41 +221,41 @@ class Prefetch:
             self._nursery.start_soon(self._fetch, followed, portion)
 
     async def _fetch(self, followed: _Followed, portion: Portion) -> None:
-        here: list[bool] = []
+        outcome = _Outcome()
         async with trio.open_nursery() as nursery:
             if portion.small:
-                nursery.start_soon(self._fetch_small, portion.small, here)
+                nursery.start_soon(self._fetch_small, followed.number, portion.small, outcome)
             for number in portion.large:
-                nursery.start_soon(self._fetch_large, number, here)
-        followed.follower.answered(portion, all_here=all(here))
+                nursery.start_soon(self._fetch_large, number, outcome)
+        followed.follower.answered(portion, all_here=outcome.all_here, later=outcome.later)
         self._pump(followed)
 
-    async def _fetch_small(self, numbers: list[int], here: list[bool]) -> None:
+    async def _fetch_small(self, order: int, numbers: list[int], outcome: _Outcome) -> None:
         try:
-            through, error = await self._small_files(numbers, AT_ONCE)
+            through, error = await self._small_files(numbers, AT_ONCE, order)
         except GpufsError as failure:
-            through, error = Through(), failure
+            through, error = Through(failed=len(numbers)), failure
         if error is not None:  # whoever needs it will meet it as his own
+            outcome.later |= isinstance(error, RemoteFailed | DeadlineExceeded)
             log.debug("not fetched in advance: %s", error)
-        here.append(through.cached == len(numbers) and not through.fetched)
+        outcome.all_here &= through.cached == len(numbers) and not through.fetched
+        outcome.later |= through.cached + through.failed < len(numbers)
 
-    async def _fetch_large(self, number: int, here: list[bool]) -> None:
+    async def _fetch_large(self, number: int, outcome: _Outcome) -> None:
         """The first chunks of a large file, if there is room for them without evicting anything."""
         inode = self._index.get(number)
         if inode is None or self._cache.has_object(inode.digest):
-            here.append(inode is not None)
             return
+        outcome.all_here = False
         try:
             ref = ObjectRef(self._index.path(number), inode.version, inode.size)
             partial = await self._fetcher.open_partial(inode.digest, inode.size)
             try:
                 missing = [c for c in range(min(partial.chunks, LARGE_CHUNKS)) if not partial.has(c)]
-                here.append(not missing)
                 if charge_of(len(missing) * CHUNK) <= self._cache.room(spare_of(self._cache)):
                     for chunk in missing:
                         await self._fetcher.ahead(partial, inode.digest, ref, chunk)
             finally:
                 partial.close()
         except Exception as error:
-            here.append(False)
             log.debug("not fetched in advance: %s", failure_of(error, log))

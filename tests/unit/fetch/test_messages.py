@@ -38,7 +38,9 @@ WANTED = st.builds(
 )
 
 
-NAMED = st.just(NOBODY) | st.builds(Named, st.integers(1, 64), st.lists(U64, max_size=MOST_NAMED).map(tuple))
+NAMED = st.just(NOBODY) | st.builds(
+    Named, st.integers(1, 64), st.lists(U64, max_size=MOST_NAMED).map(tuple), U64
+)
 
 
 @given(U64, st.none() | WANTED | NAMED)

@@ -17,7 +17,7 @@ import pytest
 
 from gpufs.cache import Cache, Purpose
 from gpufs.errors import AccessDenied, GpufsError, RemoteFailed, VersionGone
-from gpufs.fetch.ahead import LOOKS, Ahead, spare_of
+from gpufs.fetch.ahead import LOOKS, RENEWED_SECONDS, Ahead, spare_of
 from gpufs.fetch.fill import FEWEST, EpochFill
 from gpufs.fetch.messages import Named, Through, Wanted
 from gpufs.fetch.objects import INLINE, THREADS, Objects
@@ -517,8 +517,8 @@ os._exit(0)
     assert world.source.reads == [(files[0].name, 0.0)] and not world.downloads.started
 
 
-def ask(world: World, files: list[Inode], *, asker: int = 1, at_once: int = AT_ONCE) -> None:
-    world.ahead.ask(asker, Named(at_once, tuple(inode.number for inode in files)))
+def ask(world: World, files: list[Inode], *, asker: int = 1, at_once: int = AT_ONCE, soon: int = 0) -> None:
+    world.ahead.ask(asker, Named(at_once, tuple(inode.number for inode in files), soon))
     world.objects.turn()
 
 
@@ -631,3 +631,52 @@ def test_of_a_batch_that_nobody_waits_for_no_more_is_started(world: World) -> No
     world.until(lambda: 2 in world.through)
     assert world.downloads.started.total() == 20
     assert all(world.cache.has_object(inode.digest) for inode in (*files[:10], *files[90:]))
+
+
+def test_what_is_next_in_an_order_comes_before_what_is_warmed(world: World) -> None:
+    files = world.files(40)
+    ask(world, files[:30], asker=1, at_once=4)
+    ask(world, files[30:], asker=2, at_once=4, soon=1)
+    world.until(lambda: world.downloads.come() or 2 in world.through)
+    assert 1 not in world.through and list(world.downloads.started)[4:14] == [f.name for f in files[30:]]
+
+
+def full(world: World, files: list[Inode]) -> list[Inode]:
+    """Fill the cache with files that readers have asked for; the others."""
+    kept = 0
+    while world.cache.room(spare_of(world.cache)) > 0:
+        os.close(world.cache.publish(files[kept].digest, memoryview(content(files[kept].name, SIZE))))
+        kept += 1
+    return files[kept:]
+
+
+def test_what_is_next_in_an_order_is_staged_when_the_cache_is_full(make: Callable[..., World]) -> None:
+    """As far as it can be: what could not be kept would be fetched again when it is read."""
+    world = make(cache_size=1 << 20)
+    others = full(world, world.files(600))
+    ask(world, others[:60], asker=1)
+    world.until(lambda: 1 in world.through)
+    assert world.through[1][0] == Through(), "nothing is evicted for what may be wanted some time"
+    room = world.cache.room_for_staged()
+    ask(world, others[:200], asker=2, soon=1)
+    world.until(lambda: world.downloads.come() or 2 in world.through)
+    through, _ = world.through[2]
+    assert 0 < through.fetched <= room // 4096 < 200
+    assert through.fetched - 2 <= through.cached <= through.fetched == sum(world.downloads.started.values())
+
+
+def test_another_order_gets_room_for_staged_objects_of_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Yet not each of very many that nobody reads."""
+    now = time.monotonic()
+    monkeypatch.setattr("gpufs.fetch.ahead.time.monotonic", lambda: now)
+    begun: list[float] = []
+    monkeypatch.setattr(world.cache, "begin_order", lambda: begun.append(now))
+    for asker, order in enumerate((1, 2, 2, 3)):
+        ask(world, [], asker=asker, soon=order)
+    assert not begun
+    now += RENEWED_SECONDS + 1
+    for asker, order in enumerate((3, 4, 5), 4):
+        ask(world, [], asker=asker, soon=order)
+    assert len(begun) == 1
