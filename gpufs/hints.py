@@ -18,6 +18,8 @@ _PIECE = 60_000  # bytes of paths in one request, which may have 64 KiB
 _PATIENCE = 5.0  # seconds for one request
 _STARTING = 1.0  # seconds in which a daemon that has just mounted, or was restarted, begins to listen
 
+_MOUNTINFO = "/proc/self/mountinfo"
+
 _log = logging.getLogger("gpufs.hints")
 
 
@@ -130,7 +132,7 @@ def _find(given: str) -> tuple[list[tuple[str, str]], list[tuple[str, int]]]:
     directory = os.path.realpath(given)
     best, inside = "", ""
     sockets: list[tuple[str, int]] = []
-    with open("/proc/self/mountinfo", "rb") as file:
+    with open(_MOUNTINFO, "rb") as file:
         lines = file.read().split(b"\n")[:-1]
     for line in lines:
         # proc_pid_mountinfo(5): optional fields end with "-", then type, source, super options.

@@ -84,6 +84,7 @@ def render(status: Status) -> str:
     ]
     if traffic := _traffic(status):
         rows.append(("traffic", traffic))
+    rows += [("order", _order(order)) for order in status.get("orders", [])]
     rows += [("warming", _warming(warmup)) for warmup in status.get("warming", [])]
     if failing := status.get("source_error"):
         rows.append(("source", f"FAILING: {printable(failing)}"))
@@ -129,6 +130,20 @@ def _traffic(status: Status) -> str:
         allowed = sum(process["requests_limit"] for process in processes)
         said.append(f"the source was too busy {throttled:,} times, gets {allowed} at once at most")
     return "; ".join(said)
+
+
+def _order(order: dict[str, Any]) -> str:
+    """An order in which files are read, and how far readers have come."""
+    if order["source"] != "announced":
+        what = "repeated from before" if order["source"] == "repeated" else "of names in a directory"
+        return f"{what}: up to {counted(order['window'], 'file')} are fetched ahead"
+    by = order["announced_by"]
+    unknown = f", {counted(order['unknown'], 'name')} not there" if order["unknown"] else ""
+    name = f" ({printable(by['name'])})" if by["name"] else ""
+    return (
+        f"announced by process {by['pid']} of uid {by['uid']}{name}: "
+        f"{order['position']:,} of {counted(order['files'], 'file')} read{unknown}"
+    )
 
 
 def _warming(warmup: dict[str, Any]) -> str:

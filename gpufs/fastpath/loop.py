@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 
 import lmdb
@@ -162,6 +163,7 @@ class Loop:
                 pid = int.from_bytes(self._request[_PID_AT : _PID_AT + 4], "little")
                 self._recorder.opened(number, digest, pid)
                 return True
+        self._recorder.send_soon(time.time_ns())
         self.opens_forwarded.add(unique)
         return False
 

@@ -17,6 +17,7 @@ _HEADER = Struct("<QIIIQ")  # time in ns, pid of the fast path, passthrough, rec
 _RECORD = Struct("<Q16sII")  # inode, digest, pid of the reader, 1 for a file handed over
 MAX_RECORDS = 2048  # in one message: 64 KiB
 MAX_WAITING = 1 << 16  # opens kept for a filesystem process that takes no messages; more are not counted
+SOON_NS = 10_000_000  # between messages that are sent because a reader has to wait
 MESSAGE_SIZE = _HEADER.size + MAX_RECORDS * _RECORD.size
 
 Record = tuple[int, bytes, int, bool]
@@ -47,6 +48,7 @@ class Recorder:
         self.notified = 0
         self._records: deque[Record] = deque()
         self._sending = threading.Lock()
+        self._sent_ns = 0
 
     def opened(self, inode: int, digest: bytes, pid: int) -> None:
         self._records.append((inode, digest, pid, False))
@@ -58,8 +60,14 @@ class Recorder:
     def send(self, time_ns: int) -> None:
         """Send what was collected; what there is no room for waits for the next time."""
         with self._sending:
+            self._sent_ns = time_ns
             while self._send_part(time_ns) and self._records:
                 pass
+
+    def send_soon(self, time_ns: int) -> None:
+        """A reader has to wait: where the others are matters now, to whoever fetches ahead of them."""
+        if self._records and not 0 <= time_ns - self._sent_ns < SOON_NS:
+            self.send(time_ns)
 
     def _send_part(self, time_ns: int) -> bool:
         waiting = self._records
