@@ -190,6 +190,7 @@ def _choice(*words: str) -> _Kind:
 _FLAG = _Kind("true|false", _parse_flag, lambda value: "true" if value else "false")
 _TEXT = _Kind("NAME", str)
 _PATH = _Kind("PATH", lambda text: Path(os.path.abspath(os.path.expanduser(text))))
+_PLACE = _Kind("FILE|URL", lambda text: text if "://" in text else os.path.abspath(os.path.expanduser(text)))
 _ADDRESS = _Kind("URL", _parse_url)
 _SIZE = _Kind("SIZE", parse_size, format_size)
 _RATE = _Kind("SIZE", _parse_rate, lambda value: format_size(Size(bytes=value)))
@@ -256,6 +257,12 @@ class Options:
     )
     metadata_ttl: float = _option(
         _TIME, "how long a listing is believed; forever for a dataset that never changes", default=300.0
+    )
+    index_from: str | None = _option(
+        _PLACE,
+        "list of all objects to begin with, in place of a listing: an S3 Inventory's manifest.json, or "
+        "key,size,etag,mtime as CSV; a path or an s3:// URL",
+        default=None,
     )
     uid: int | None = _option(_ID, "owner of everything; default: the source's, else you", default=None)
     gid: int | None = _option(_ID, "group of everything; default: the source's, else yours", default=None)

@@ -48,6 +48,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("mountpoint", metavar="MOUNTPOINT", nargs="?", help="an existing directory")
     parser.add_argument("-o", dest="options", metavar="KEY=VALUE,...", action="append", default=[])
     parser.add_argument("--config", metavar="FILE", help="TOML file with the same keys; -o wins over it")
+    parser.add_argument(
+        "--index-from", metavar="FILE", help="list of all objects to begin with (see index_from)"
+    )
     parser.add_argument("--foreground", action="store_true", help="stay; the log goes to the terminal")
     parser.set_defaults(run=run)
 
@@ -69,6 +72,8 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("mount needs SOURCE and MOUNTPOINT, as arguments or in the --config file")
     for text in args.options:
         settings |= split_options(text)
+    if args.index_from:
+        settings["index_from"] = args.index_from
     return mount(source, mountpoint, settings, foreground=args.foreground)
 
 
@@ -86,6 +91,8 @@ def mount(
         _check_apart(config.source, config.mountpoint, str(options.cache_dir))
         _check_fuse(options.allow_other)
         _warn_of_no_room(options)
+        if options.index_from:
+            _fill_index(config)
         if not foreground:
             return _start_daemon(config)
     return _serve_here(config)
@@ -226,6 +233,26 @@ def _users_may_share() -> bool:
             return any(line.strip() == "user_allow_other" for line in file)
     except OSError:
         return False
+
+
+def _fill_index(config: MountConfig) -> None:
+    """Have the index filled before anything is mounted."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "gpufs.fill"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+    )
+    try:
+        told, trouble = process.communicate(config.to_json().encode())
+    except KeyboardInterrupt:
+        _stop(process)
+        raise
+    if process.returncode:
+        raise MountFailed(trouble.decode(errors="replace").strip() or "the index could not be filled")
+    if told:
+        say(told.decode(errors="replace").strip())
 
 
 def _serve_here(config: MountConfig) -> int:

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -25,9 +25,9 @@ from gpufs.errors import (
 from gpufs.fetch.failures import RecentFailures
 from gpufs.fetch.flight import SingleFlight
 from gpufs.fetch.workers import Workers
-from gpufs.index import ROOT, Change, Index, Inode, Listing
+from gpufs.index import ROOT, Change, Index, Inode, Listing, take_in
 from gpufs.metrics import Metrics
-from gpufs.source.base import Kind, Source
+from gpufs.source.base import Batch, Kind, Source
 from gpufs.view import fresh_for
 
 PATIENCE = 3.0  # seconds a reader waits for a re-listing before the old one is served
@@ -274,39 +274,22 @@ class Tree:
 
     def _crawl(self) -> int:
         """Worker thread: list everything; the number of changes to what was known before."""
-        changed = 0
-        listings: dict[bytes, Listing | None] = {}
-        started = self._now_ns()
-        for batch in self._source.walk():
-            if self._stopping:
-                return changed
-            changes: list[Change] = []
-            with self._index.write() as writer:
-                for page in batch:
-                    if page.directory not in listings:
-                        number = writer.resolve(page.directory)
-                        listings[page.directory] = writer.begin(number, started) if number else None
-                    listing = listings[page.directory]
-                    if listing is not None:
-                        changes += writer.add(listing, page)
-                        if page.last:
-                            changes += writer.finish(listing)
-                    if page.last:
-                        del listings[page.directory]
-            if changes:
-                self._workers.call_in_trio(self._report, changes)
-                changed += len(changes)
-            self._make_way()
-            started = self._now_ns()
-        with self._index.write() as writer:
-            writer.mark_crawled()
-        return changed
+        changed = take_in(
+            self._index,
+            self._walk_behind_others(),
+            self._now_ns,
+            stopping=lambda: self._stopping,
+            report=lambda changes: self._workers.call_in_trio(self._report, changes),
+        )
+        return changed or 0
 
-    def _make_way(self) -> None:
-        """Worker thread: between two requests of a crawl, wait a moment while others wait for their turn."""
-        end = time.monotonic() + CRAWL_PAUSE
-        while self._busy() and not self._stopping and time.monotonic() < end:
-            time.sleep(0.02)
+    def _walk_behind_others(self) -> Iterator[Batch]:
+        """Worker thread: the source's walk, with a moment's pause after each answer while others wait for theirs."""
+        for batch in self._source.walk():
+            yield batch
+            end = time.monotonic() + CRAWL_PAUSE
+            while self._busy() and not self._stopping and time.monotonic() < end:
+                time.sleep(0.02)
 
     def _subdirectories(self, directory: int) -> list[int]:
         found: list[int] = []

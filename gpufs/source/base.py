@@ -64,6 +64,8 @@ class Page:
     A flat store can have a file and a directory of one name (keys `out` and `out/x`): then both are
     entries, perhaps of different pages, and the index decides. Otherwise a name comes once.
     `own` are the attributes of the directory itself, on one of its pages, where the source has such.
+    `asked_ns` is a time.time_ns() before which the source was asked neither for this page nor for a later one
+    of the directory; 0 for the time at which the page was waited for.
     """
 
     directory: bytes
@@ -71,6 +73,7 @@ class Page:
     hidden: list[Hidden]
     last: bool
     own: Entry | None = None
+    asked_ns: int = 0
 
 
 class ObjectRef(NamedTuple):

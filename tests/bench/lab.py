@@ -211,7 +211,8 @@ def main() -> None:
     body = Pattern(FILE_SIZE)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    with listing_server(dict.fromkeys(dataset.keys(), body)) as (_, endpoint):
+    with listing_server(dict.fromkeys(dataset.keys(), body)) as (scripted, endpoint):
+        scripted.render()
         print(endpoint.url, flush=True)
         sys.stdin.read()
 

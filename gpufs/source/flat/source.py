@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpufs.errors import NotADirectory, NotFound, RemoteFailed
 from gpufs.source.base import Abilities, Entry, Kind, Page
 
+from .crew import Crew
 from .listing import Listed, Listing
-from .tree import NotSorted, Walk, children
+from .ranges import PARALLEL, Range, Splitter
+from .tree import NotSorted, children
 
 CHECK_DEADLINE = 15.0  # seconds: a person waits for `gpufs mount`
 
 
 class FlatSource:
     """The objects whose keys start with `base` (empty, or ending in a slash). A kind of store adds how it is
-    asked: `_list`, `_head`, `_name`, and the reading."""
+    asked: `_list`, `_head`, `_name`, and the reading. `_begins_anywhere`: `_list` knows `after`."""
+
+    _begins_anywhere = False
 
     def __init__(self, prefix: bytes) -> None:
         self._base = prefix + b"/" if prefix and not prefix.endswith(b"/") else prefix
@@ -30,10 +35,14 @@ class FlatSource:
         *,
         delimiter: bool = False,
         token: str | None = None,
+        after: bytes = b"",
         limit: int | None = None,
         deadline: float | None = None,
     ) -> Listing:
-        """One request: keys with that prefix, in order; with `delimiter` those of one directory."""
+        """One request: keys with that prefix, in order; with `delimiter` those of one directory.
+
+        `token` continues an earlier one; `after` starts behind a key.
+        """
         raise NotImplementedError
 
     def _head(self, key: bytes, deadline: float | None = None) -> Listed | None:
@@ -55,27 +64,41 @@ class FlatSource:
         raise NotFound(f"{subject} names nothing: no key starts with it and a slash")
 
     def walk(self) -> Iterator[list[Page]]:
-        walk = Walk()
-        token: str | None = None
         found = False
+        splitter = Splitter()
+        with Crew[Range, Listing](PARALLEL) as crew:
+            for part in splitter.ranges:
+                self._ask(crew, part)
+            while splitter.ranges:
+                asked_ns = crew.oldest_ns()
+                part, listing = crew.result()
+                found = found or bool(listing.objects)
+                if listing.token is None and not found and self._base:
+                    self._nothing_at(b"")
+                objects = splitter.accept(part, self._relative(listing))
+                if part.token is not None:  # the next answer is on its way while this one is worked on
+                    self._ask(crew, part)
+                try:
+                    pages = splitter.pages(part, objects)
+                except NotSorted as error:
+                    raise RemoteFailed(
+                        f"{self._name(b'')}: the server lists keys in no order: {error}"
+                    ) from error
+                while self._begins_anywhere and (behind := splitter.split()) is not None:
+                    self._ask(crew, behind)
+                if pages:
+                    yield [replace(page, asked_ns=asked_ns) for page in pages]
+
+    def _ask(self, crew: Crew[Range, Listing], part: Range) -> None:
+        token, after = part.token, self._base + part.after if part.after else b""
+        crew.start(part, lambda: self._list(self._base, token=token, after=b"" if token else after))
+
+    def _relative(self, listing: Listing) -> Listing:
+        """The same answer, its keys relative to the root."""
         cut = len(self._base)
-        while True:
-            listing = self._list(self._base, token=token)
-            token = listing.token
-            found = found or bool(listing.objects)
-            if token is None and not found and self._base:
-                self._nothing_at(b"")
-            try:
-                pages = walk.feed(item._replace(key=item.key[cut:]) for item in listing.objects)
-            except NotSorted as error:
-                raise RemoteFailed(
-                    f"{self._name(b'')}: the server lists keys in no order: {error}"
-                ) from error
-            if token is None:
-                # one batch: what closes now continues the pages of the last answer
-                yield [*pages, *walk.finish()]
-                return
-            yield pages
+        if not cut:
+            return listing
+        return replace(listing, objects=[item._replace(key=item.key[cut:]) for item in listing.objects])
 
     def list(self, directory: bytes) -> Iterator[Page]:
         prefix = self._base + directory + b"/" if directory else self._base

@@ -62,19 +62,48 @@ class _Draft:
     last: bool = False
 
 
+class Sharing:
+    """How many walks of a listing in ranges have a directory open: the last one that leaves it closes it."""
+
+    def __init__(self) -> None:
+        self._walks: dict[bytes, int] = {}  # of more than one walk only
+
+    def join(self, path: bytes) -> None:
+        """One more walk has the directory open, beside another."""
+        self._walks[path] = self._walks.get(path, 1) + 1
+
+    def leave(self, path: bytes) -> bool:
+        """Whether nobody else has it open."""
+        walks = self._walks.pop(path, 1)
+        if walks > 2:
+            self._walks[path] = walks - 1
+        return walks == 1
+
+
 class Walk:
     """Turns batches of a flat listing into batches of pages, depth first.
 
     All keys of a directory stand together in S3's order (and in that of servers that walk a real
     tree), so a directory is complete when the first key outside it comes by: only the directories
     from the root to the current key are ever open.
+
+    A walk may cover a range of the keys only, those behind `after`. `directories` are then those that the
+    walk of the keys before has open as well, the innermost one's components.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, sharing: Sharing | None = None, directories: list[bytes] | None = None, after: bytes = b""
+    ) -> None:
+        self._sharing = sharing or Sharing()
         self._stack = [_Open(b"")]
         self._names: list[bytes] = []  # components of the path of the innermost open directory
         self._drafts: list[_Draft] = []
-        self._previous = b""
+        self._previous = after
+        if directories is not None:
+            self._names = directories
+            self._stack += [_Open(b"/".join(directories[: depth + 1])) for depth in range(len(directories))]
+            for here in self._stack:
+                self._sharing.join(here.path)
 
     def feed(self, objects: Iterable[Listed]) -> list[Page]:
         """The pages that this batch adds to; keys are relative to the root. Raises NotSorted."""
@@ -131,10 +160,10 @@ class Walk:
 
     def _close(self) -> None:
         here = self._stack.pop()
-        draft = self._draft(here)
         if here.hidden is not None:
-            draft.hidden.append(here.hidden)
-        draft.last = True
+            self._draft(here).hidden.append(here.hidden)
+        if self._sharing.leave(here.path):
+            self._draft(here).last = True
 
     def _take(self) -> list[Page]:
         drafts, self._drafts = self._drafts, []

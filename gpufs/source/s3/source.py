@@ -51,6 +51,8 @@ class S3Source(FlatSource):
     """The objects of `bucket` under `prefix` as a tree. Making one does no input or output at all:
     clients are imported, credentials looked up and the region found with the first request."""
 
+    _begins_anywhere = True
+
     def __init__(
         self, bucket: str, prefix: bytes, settings: S3Settings, retry: Retry, metrics: Metrics
     ) -> None:
@@ -121,12 +123,14 @@ class S3Source(FlatSource):
         *,
         delimiter: bool = False,
         token: str | None = None,
+        after: bytes = b"",
         limit: int | None = None,
         deadline: float | None = None,
     ) -> Listing:
         query = "list-type=2&encoding-type=url&prefix=" + quote_from_bytes(prefix, safe="-_.~")
         query += "&delimiter=%2F" if delimiter else ""
         query += f"&max-keys={limit}" if limit else ""
+        query += "&start-after=" + quote_from_bytes(after, safe="-_.~") if after else ""
         query += f"&continuation-token={quote(token, safe='-_.~')}" if token else ""
 
         def attempt(link: _Link, left: float) -> Listing:
