@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
@@ -69,7 +70,8 @@ def csv_rows(file: BinaryIO, names: Sequence[str] | None, shown: str) -> Iterato
 
     Raises MountFailed, with the number of the line.
     """
-    reader = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""), strict=True)
+    text = io.TextIOWrapper(file, "utf-8", newline="")
+    reader = csv.reader(text, strict=True)
     columns: Columns | None = None
     try:
         if names is not None:
@@ -85,8 +87,10 @@ def csv_rows(file: BinaryIO, names: Sequence[str] | None, shown: str) -> Iterato
                 yield found
     except (Refused, csv.Error, UnicodeDecodeError) as error:
         raise MountFailed(f"index_from: {shown}, line {reader.line_num}: {error}") from error
-    except (OSError, EOFError, zstandard.ZstdError) as error:
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
         raise MountFailed(f"index_from: {shown}: behind line {reader.line_num}: {error}") from error
+    finally:
+        text.detach()  # the file is the caller's to close
 
 
 def parquet_rows(file: BinaryIO, shown: str) -> Iterator[Listed]:
@@ -121,7 +125,7 @@ def unpacked(file: BinaryIO, name: str) -> BinaryIO:
     if name.endswith(".gz"):
         return gzip.GzipFile(fileobj=file)  # type: ignore[return-value]  # it reads as one
     if name.endswith(".zst"):
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file))  # type: ignore[return-value]
+        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file))
     return file
 
 
