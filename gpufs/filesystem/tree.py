@@ -284,7 +284,7 @@ class Tree:
         return changed or 0
 
     def _walk_behind_others(self) -> Iterator[Batch]:
-        """Worker thread: the source's walk, with a moment's pause after each answer while others wait for theirs."""
+        """Worker thread: the source's walk, which lets others go first, for a moment after each answer."""
         for batch in self._source.walk():
             yield batch
             end = time.monotonic() + CRAWL_PAUSE

@@ -17,9 +17,7 @@ pytestmark = pytest.mark.fuse
 TreeOf = Callable[[Path], dict[str, bytes]]
 
 
-def test_from_a_list_no_listing_is_asked_for(
-    mount: MountFactory, tmp_path: Path, tree_of: TreeOf
-) -> None:
+def test_from_a_list_no_listing_is_asked_for(mount: MountFactory, tmp_path: Path, tree_of: TreeOf) -> None:
     """Names, sizes and bytes are right; a refresh finds nothing changed; a remount needs no list."""
     files = {f"d{n % 7}/{n:03d} x.bin": b"%d" % n * n for n in range(100)}
     objects = {name.encode(): body for name, body in files.items()}

@@ -81,6 +81,7 @@ class WebStore(FlatSource):
         *,
         delimiter: bool = False,
         token: str | None = None,
+        after: bytes = b"",  # not given: these stores continue, but do not begin anywhere
         limit: int | None = None,
         deadline: float | None = None,
     ) -> Listing:

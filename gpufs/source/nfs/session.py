@@ -57,6 +57,7 @@ class Session:
         *,
         deadline: float | None = None,
         spent: float = 0.0,
+        waited: float = 0.0,
     ) -> T:
         """What `attempt` returns, repeated as long as it makes sense; errors are those of gpufs."""
 
@@ -65,7 +66,7 @@ class Session:
             with translated(what, self.identity):
                 return attempt(requests)
 
-        return self._retry.run(what, once, deadline=deadline, spent=spent)
+        return self._retry.run(what, once, deadline=deadline, spent=spent, waited=waited)
 
     def prepare(self, deadline: float) -> None:
         """Have everything there that the first read would wait for. What fails is left to that."""

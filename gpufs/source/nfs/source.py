@@ -86,7 +86,9 @@ class NfsSource:
         base = self._place.path.rstrip(b"/")
         return base + b"/" + path if path else self._place.path
 
-    def read(self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0) -> memoryview:
+    def read(
+        self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
+    ) -> memoryview:
         if length == 0:
             return memoryview(b"")
         if self._may_be_changing(ref):
@@ -112,7 +114,7 @@ class NfsSource:
             raise gone
 
         try:
-            data = self._session.run(f"reading {text(ref.path)}", attempt, spent=spent)
+            data = self._session.run(f"reading {text(ref.path)}", attempt, spent=spent, waited=waited)
         except NotFound as error:
             raise VersionGone(f"{text(ref.path)}: its directory is gone") from error
         self._metrics.remote_bytes.add(length)

@@ -36,7 +36,7 @@ def translated(what: str, identity: Identity) -> Iterator[None]:
 
 def _refusal(what: str, error: nfs3.Failed, identity: Identity) -> Exception:
     if error.status in _PASSING:
-        return Transient(str(error))
+        return Transient(str(error), busy=error.status == nfs3.JUKEBOX)
     message = f"{what}: {error}"
     if error.status in _DENIED:
         who = f"user {identity.uid}, group {identity.gid}"
