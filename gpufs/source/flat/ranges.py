@@ -88,6 +88,7 @@ class Splitter:
     def __init__(self) -> None:
         self._sharing = Sharing()
         self.ranges = [Range(Walk(self._sharing))]
+        self._first = b""  # key of all
         self._answers = 0
         self._wasted = 0.0  # answers
         self._may_cut = True
@@ -96,7 +97,7 @@ class Splitter:
     def accept(self, part: Range, listing: Listing) -> list[Listed]:
         """The keys of an answer that belong to the range, which is over when it has no token then."""
         objects = listing.objects
-        if objects and not part.begun and not part.answers and _is_before(objects[0].key, part.after):
+        if objects and not part.begun and not part.answers and self._is_too_early(objects[0].key, part):
             part.starts_anywhere = True  # this server disregards where to begin
             self._may_cut = False
         if part.starts_anywhere and not part.begun:
@@ -125,6 +126,13 @@ class Splitter:
                 part.cut_from.answers = min(part.cut_from.answers, -_FEW)  # likely the smaller part
             part.cut_from = None
         return objects
+
+    def _is_too_early(self, key: bytes, part: Range) -> bool:
+        """Whether a range cannot begin with this key, in whichever of the two orders."""
+        if not part.after:
+            self._first = key
+            return False
+        return key == self._first or _is_before(key, part.after)
 
     def pages(self, part: Range, objects: list[Listed]) -> list[Page]:
         """What the accepted keys add to the tree. To be called before the next split(). Raises NotSorted."""
@@ -215,7 +223,7 @@ def _alike(one: bytes, other: bytes) -> int:
 
 
 def _is_before(key: bytes, other: bytes) -> bool:
-    """In whichever of the two orders."""
+    """In both orders."""
     return key < other and key.split(b"/") < other.split(b"/")
 
 

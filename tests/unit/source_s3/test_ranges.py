@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpufs.source.base import Entry, Kind, Page
@@ -68,7 +68,7 @@ def listed(store: Store, choose: Callable[[int], int]) -> tuple[list[list[Page]]
     return batches, rounds
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["rare", "eager"])
+@pytest.fixture(params=[False, True], ids=["rare", "eager"])
 def cuts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is, and with a cut after every answer."""
     if request.param:
@@ -80,7 +80,9 @@ NAMES = st.text("ab0/-.\U0001f680", min_size=1, max_size=12).map(str.encode)
 MANY_KEYS = st.one_of(KEYS, st.sets(NAMES, max_size=150))
 
 
+@pytest.mark.usefixtures("cuts")
 @given(MANY_KEYS, st.integers(1, 7), st.sampled_from(ORDERS), st.integers(), st.booleans())
+@example({b"a-b", b"a-b/", b"a/", b"a//", b"x" * 256}, 1, bytes, 0, False)
 def test_any_partition_gives_the_tree_of_one_listing(
     keys: set[bytes], page: int, order: Order, seed: int, begins_anywhere: bool
 ) -> None:
@@ -94,6 +96,7 @@ def test_any_partition_gives_the_tree_of_one_listing(
     )
 
 
+@pytest.mark.usefixtures("cuts")
 @given(MANY_KEYS, st.integers(1, 7), st.sampled_from(ORDERS), st.integers())
 def test_pages_keep_the_order_of_the_protocol(keys: set[bytes], page: int, order: Order, seed: int) -> None:
     batches, _ = listed(Store(keys, order, page), random.Random(seed).randrange)
@@ -145,11 +148,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_long_listing_is_split_and_costs_few_more_requests(
-    shape: str, request: pytest.FixtureRequest
-) -> None:
-    if "eager" in request.node.name:
-        pytest.skip("about the real measure")
+def test_a_long_listing_is_split_and_costs_few_more_requests(shape: str) -> None:
     keys = SHAPES[shape]
     store = Store(keys)
     batches, rounds = listed(store, lambda _: 0)
