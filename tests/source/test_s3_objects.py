@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import unicodedata
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -186,7 +187,7 @@ def test_an_empty_bucket_is_an_empty_tree(server: S3Endpoint, bucket: Bucket, ma
     source.check()
     root = Page(b"", [], [], last=True)
     assert list(source.list(b"")) == [root]
-    assert list(source.walk()) == [[root]]
+    assert [[replace(page, asked_ns=0) for page in batch] for batch in source.walk()] == [[root]]
 
 
 def test_what_is_not_there_is_said(server: S3Endpoint, bucket: Bucket, make: Make) -> None:

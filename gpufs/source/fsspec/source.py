@@ -30,13 +30,14 @@ _PAGE_SIZE = 1000
 _CHECK_DEADLINE = 15.0  # seconds: a person waits for `gpufs mount`
 _PACKAGES = {  # of PyPI, besides fsspec
     "ftp": "",
-    "hdfs": " pyarrow",
+    "hdfs": " pyarrow, and Java and Hadoop on this host (JAVA_HOME, HADOOP_HOME, CLASSPATH)",
     "hf": " huggingface_hub",
     "sftp": " paramiko",
     "smb": " smbprotocol",
     "ssh": " paramiko",
     "webhdfs": " requests",
 }
+_LIBRARIES = ("libjvm", "libhdfs")  # what pyarrow names in an error when Java or Hadoop is not there
 # What tells versions apart by itself, in the order of trust; then what does together with time and size.
 _TAGS = ("etag", "ETag", "md5", "sha256", "checksum", "blob_id", "generation", "version_id", "content_hash")
 _NUMBERS = ("ino", "fileid", "unique", "change")
@@ -193,6 +194,10 @@ class FsspecSource:
                         return kind(make, options)
                     except ImportError as error:
                         raise self._missing(error) from error
+                    except OSError as error:
+                        if any(library in str(error) for library in _LIBRARIES):
+                            raise self._missing(error) from error
+                        raise
 
                 clients = Clients(connect, translate)
                 root = str(make._strip_protocol(self._url)).rstrip("/")
