@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import trio
@@ -17,6 +18,8 @@ from gpufs.view import View
 
 NAME_LENGTH = 100  # characters of an order's name that count
 SLICE = 256  # paths looked up between turns of other tasks
+LISTINGS = 16  # directories listed at once
+PATIENCE = 3.0  # seconds for the listings of a request; whoever asks waits for 5 in all
 
 
 class Announce(Protocol):
@@ -60,11 +63,16 @@ class Hints:
             raise UsageError('an announcement has a text "name" and a list "paths"')
         announcer = Announcer(peer.uid, peer.pid, name[:NAME_LENGTH])
         finder = Finder(self._names, self._index)
+        directories: dict[bytes, int | None] = {}  # asked about in this request, by path
+        deadline = trio.current_time() + PATIENCE
         begin, taken = bool(request.get("begin", True)), 0
         for at in range(0, max(len(paths), 1), SLICE):
-            some = paths[at : at + SLICE]
-            places = [await self._place(finder, path) for path in some]
-            known = [place for place in places if place is not None]
+            some = [_split(path) for path in paths[at : at + SLICE]]
+            await self._look_up(
+                {above for above, _ in some} - directories.keys(), directories, finder, deadline
+            )
+            places = [(directories.get(above), name_there) for above, name_there in some]
+            known = [(directory, name_there) for directory, name_there in places if directory is not None]
             numbers = [number for number in self._index.numbers(known) if number]
             unknown = len(some) - len(numbers)
             accepted = self._announce(announcer, numbers, unknown, begin=begin)
@@ -75,13 +83,27 @@ class Hints:
             await trio.lowlevel.checkpoint()
         return {"taken": taken}
 
-    async def _place(self, finder: Finder, path: object) -> tuple[int, bytes] | None:
-        """Directory and name. A directory that was never listed is listed, as it would be for a reader."""
-        if not isinstance(path, str):
-            raise UsageError("a path must be a text")
-        above, _, name = os.fsencode(path).rpartition(b"/")
-        try:
-            directory = await finder.directory(above)
-        except GpufsError:
-            return None
-        return (directory, name) if directory is not None else None
+    async def _look_up(
+        self, paths: set[bytes], found: dict[bytes, int | None], finder: Finder, deadline: float
+    ) -> None:
+        """Find directories. Those never listed, or too long ago, are listed, as for a reader."""
+        limiter = trio.CapacityLimiter(LISTINGS)
+
+        async def look_up(path: bytes) -> None:
+            async with limiter:
+                with suppress(GpufsError), trio.move_on_at(deadline):
+                    directory = found[path] = await finder.directory(path)
+                    if directory is not None and self._names.fresh_for(directory) <= 0:
+                        await self._names.children(directory, None, 1)
+
+        async with trio.open_nursery() as nursery:
+            for path in paths:
+                nursery.start_soon(look_up, path)
+
+
+def _split(path: object) -> tuple[bytes, bytes]:
+    """The directory, and the name in it."""
+    if not isinstance(path, str):
+        raise UsageError("a path must be a text")
+    above, _, name = os.fsencode(path).rpartition(b"/")
+    return above, name

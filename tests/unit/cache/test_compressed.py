@@ -14,7 +14,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 
-from gpufs.cache import CHUNK, Cache
+from gpufs.cache import CHUNK, Cache, eviction
 from gpufs.cache.checksum import content_hash
 from gpufs.cache.compression import Compression
 from tests.unit.cache.conftest import Launch, OpenCache
@@ -318,9 +318,12 @@ def test_of_two_who_keep_it_at_once_one_wins(directory: Path, opened: OpenCache)
     assert caches[0].usage().objects == len(names)
 
 
-def test_what_will_not_be_kept_is_not_compressed(directory: Path, opened: OpenCache) -> None:
+def test_what_will_not_be_kept_is_not_compressed(
+    directory: Path, opened: OpenCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All that is kept is of use: newcomers are refused for a while."""
-    cache, metrics = opened(directory, size=4 * MIB)
+    monkeypatch.setattr(eviction, "_REFUSING_SECONDS", 60.0)
+    cache, metrics = opened(directory, size=4 * MIB, policy="epoch")
     data = memoryview(b"some text " * 100_000)
     assert cache.promises_compression(data)
     for number in range(5):

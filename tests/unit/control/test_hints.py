@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from gpufs.control import server
-from gpufs.control.hints import NAME_LENGTH, SLICE, Hints, may_read
+from gpufs.control.hints import LISTINGS, NAME_LENGTH, SLICE, Hints, may_read
 from gpufs.control.server import Peer, serve
 from gpufs.errors import AccessDenied, MountFailed, UsageError
 from gpufs.fetch.prefetch import Announcer
-from gpufs.index import Index
+from gpufs.index import Index, Inode
 from gpufs.source.base import Entry, Kind
 from gpufs.view import Ownership, View
 from tests.unit.fetch.test_warm import FakeTree
@@ -96,6 +97,41 @@ def test_paths_become_files_in_their_order(index: Index) -> None:
     assert sum(unknown for _, _, unknown, _ in taken.calls) == 6
     assert [begin for *_, begin in taken.calls] == [True] + [False] * (len(given) // SLICE)
     assert {who for who, *_ in taken.calls} == {Announcer(STRANGER.uid, STRANGER.pid, "n" * NAME_LENGTH)}
+
+
+def test_directories_are_listed_side_by_side(index: Index) -> None:
+    """A shuffled order begins in a thousand directories, and whoever announces it waits for seconds only."""
+    names = [b"%04d" % n for n in range(1000)]
+    contents = {name: [Entry(b"x", Kind.FILE, 1, 1, "v")] for name in names}
+    contents[b""] = [Entry(name, Kind.DIRECTORY) for name in names]
+    tree, taken = FakeTree(index, contents), Taken()
+    request = {"peer": STRANGER, "paths": [f"{n:04}/x" for n in range(1000)]}
+    trio.run(Hints(tree, index, taken).announce, request)
+    assert sum(len(numbers) for _, numbers, _, _ in taken.calls) == 1000
+    assert tree.most_at_once == LISTINGS
+
+
+def test_a_listing_that_does_not_end_is_not_waited_for(index: Index) -> None:
+    """The files of which nothing is known yet are left out."""
+    tree, taken = FakeTree(index, CONTENTS), Taken()
+    children = tree.children
+
+    async def slow(parent: int, after: bytes | None, limit: int) -> tuple[list[Inode], float]:
+        if index.path(parent) == b"a":
+            await trio.sleep_forever()
+        return await children(parent, after, limit)
+
+    tree.children = slow  # type: ignore[method-assign]
+    request = {"peer": STRANGER, "paths": ["b/\udcff", *(f"a/{n:03}" for n in range(600))]}
+    answer = trio.run(
+        Hints(tree, index, taken).announce, request, clock=trio.testing.MockClock(autojump_threshold=0)
+    )
+    assert answer == {"taken": 601}
+    assert [(len(numbers), unknown) for _, numbers, unknown, _ in taken.calls] == [
+        (1, 255),
+        (0, 256),
+        (0, 89),
+    ]
 
 
 def test_it_ends_when_no_more_fit(index: Index) -> None:

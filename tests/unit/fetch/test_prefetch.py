@@ -23,7 +23,7 @@ from gpufs.index import Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.options import Size
 from gpufs.source.base import ObjectRef
-from tests.unit.fetch.helpers import add_files
+from tests.unit.fetch.helpers import add_files, traffic_of
 
 SIZE = 1000
 ME = Announcer(1000, 1, "")
@@ -96,7 +96,7 @@ class World:
 
         async def main() -> None:
             async with trio.open_nursery() as nursery:
-                fetcher = Fetcher(self.source, self.cache, self.metrics, nursery)  # type: ignore[arg-type]
+                fetcher = Fetcher(self.source, self.cache, traffic_of(self.metrics), nursery)  # type: ignore[arg-type]
                 self.prefetch = Prefetch(self.index, self.cache, fetcher, self.small_files, nursery)
                 await test(clock)
                 nursery.cancel_scope.cancel()
