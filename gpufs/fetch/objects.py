@@ -163,7 +163,9 @@ class Objects:
                 self._arrived(flight, data)
         wait = self._start_waiting()
         if not self._waiting:
-            wait = min(self._start_named(), self._fill_up())
+            wait = self._start_named()
+            if wait == math.inf:  # else what was named has to wait, and a fill would take its turn
+                wait = self._fill_up()
         self._start_again = None if wait == math.inf else wait
 
     def _start_waiting(self) -> float:
@@ -193,6 +195,8 @@ class Objects:
             if flight is not None:
                 flight.ahead.append(early)
             else:
+                # It may be the first of those named after what will be read soon.
+                importance = Importance.READ_AHEAD if early.batch.soon else Importance.WARM
                 self._start(_Flight(early.digest, early.ref, ahead=[early], importance=importance))
         return math.inf
 

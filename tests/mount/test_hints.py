@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +26,15 @@ def prefetched(mounted: Mounted, count: int) -> None:
     wait_until(lambda: mounted.count("prefetched") >= count, f"{count} files to be fetched")
 
 
+def command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def announced_by(user: int, mounted: Mounted, names: list[str]) -> bool:
     """Another process, of that user, with nothing but the one module."""
     code = (
-        "import os, runpy, sys; uid = int(sys.argv[2]); os.setgroups([]); os.setgid(uid); os.setuid(uid); "
-        "print(runpy.run_path(sys.argv[1])['announce'](sys.argv[3], sys.argv[4:]))"
+        "import os, runpy, sys; announce = runpy.run_path(sys.argv[1])['announce']; uid = int(sys.argv[2]); "
+        "os.setgroups([]); os.setgid(uid); os.setuid(uid); print(announce(sys.argv[3], sys.argv[4:]))"
     )
     module = Path(hints.__file__)
     copy = mounted.path.parent / "hints.py"
@@ -57,17 +62,18 @@ def test_an_announced_order_is_read_without_a_miss(mount: MountFactory) -> None:
         prefetched(mounted, FILES)
         for name in order[200:]:
             assert (mounted.path / name).read_bytes() == OBJECTS[name.encode()]
-        status = mounted.status()
-        assert (status["misses"], status["hits"], server.counts["GET"]) == (0, FILES, FILES)
         # The last opens may still be on their way to the one who counts.
         wait_until(lambda: mounted.status()["orders"][0]["position"] == FILES, "the order to be read")
+        status = mounted.status()
+        assert (status["misses"], status["hits"], server.counts["GET"]) == (0, FILES, FILES)
         assert f"announced by process {os.getpid()} of uid {os.geteuid()}: 300 of 300 files read" in (
             mounted.command("status", str(mounted.path)).stdout
         )
 
-        # It is told again after the processes behind the mount were started anew, and to a new process.
+        # A fetch process that was started anew is told of what is announced then, in another directory.
         mounted.command("evict", str(mounted.path))
-        os.kill(mounted.pids()[-2], 9)  # the fetch process
+        (fetching,) = [pid for pid in mounted.pids() if b"gpufs.fetch.process" in command_line(pid)]
+        os.kill(fetching, signal.SIGKILL)
         before = mounted.count("prefetched")
         assert hints.announce(str(mounted.path / "class1"), [name[7:] for name in NAMES if name[5] == "1"])
         prefetched(mounted, before + FILES // 3)

@@ -594,6 +594,21 @@ def test_what_was_named_comes_before_what_may_be_wanted(world: World) -> None:
     assert set(world.downloads.on_the_way) == {inode.name for inode in last}
 
 
+def test_what_was_named_waits_for_a_reader_and_not_for_a_fill_that_serves_him(world: World) -> None:
+    """A fill heeds no reader of its directory: it would take every turn that a warm-up leaves to him."""
+    files = world.files(200, 64 << 10)
+    filled = begin_fill(world, files)
+    (reader, *last) = [inode for inode in files if inode.name not in filled][-40:]
+    world.demand(reader, asker=1000)
+    ask(world, last)
+    world.downloads.come(*filled)
+    world.until(lambda: world.metrics.prefetched.value == len(filled))
+    named = world.downloads.on_the_way.keys() - {reader.name}
+    assert named and named <= {inode.name for inode in last}
+    world.until(lambda: world.downloads.come() or world.through)
+    assert world.through[1][0].cached == len(last)
+
+
 def test_after_many_that_are_here_others_get_their_turn(world: World) -> None:
     """Thousands that are cached already must not keep the thread from its readers."""
     files = world.files(LOOKS + 1)
