@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -34,13 +34,15 @@ from gpufs.fetch.workers import Workers
 from gpufs.filesystem import fuse, kernel
 from gpufs.filesystem.files import Files
 from gpufs.filesystem.tree import Tree
+from gpufs.filesystem.waits import Waits
 from gpufs.filesystem.xattrs import Attributes
-from gpufs.handoff.feed import MESSAGE_SIZE, unpack
+from gpufs.handoff.feed import MESSAGE_SIZE, Batch, unpack
 from gpufs.handoff.report import report_to
 from gpufs.index import ROOT, Change, Index
 from gpufs.logs import setup_logging
 from gpufs.metrics import Metrics
 from gpufs.mounting import shown_source
+from gpufs.observe.figures import Figures, Process
 from gpufs.options import MountConfig
 from gpufs.source import Kind, Source, open_configured
 from gpufs.source.health import Health, WatchedSource
@@ -49,6 +51,7 @@ from gpufs.view import Ownership, View
 MAX_REQUESTS = 512  # FUSE requests handled at once; most of them wait for the source
 JOIN_PATIENCE = 3.0  # seconds that work in threads has to end after everything else has
 LONGEST_WAIT = 5.0  # seconds in which a warm-up's progress is told, if nothing happens
+MOST_SHOWN = 100  # processes named in the figures
 HIDDEN_SHOWN = 20  # hidden keys named in the status
 STOP_PATIENCE = 5.0  # seconds that requests under way have to end when the mount is told to stop
 
@@ -67,6 +70,13 @@ class Link:
     resumed: bool
 
 
+class FeedCounts(NamedTuple):
+    """What the fast path had counted when it was last heard of."""
+
+    lookups: int
+    opened_bytes: int
+
+
 class Mount:
     """One mounted dataset in this process: mounted by it, or served through a fast path (`link`)."""
 
@@ -78,9 +88,12 @@ class Mount:
         self._fastpath_pid = 0
         self._started_by = os.getppid()
         self._passthrough = False
-        self.metrics = Metrics()
         self._health = Health()
         self._page = SharedPage()
+        self.metrics = Metrics(self._page.counted(FILESYSTEM))
+        self._fetch_metrics = Metrics(self._page.counted(FETCH))  # as the fetch process counts
+        self._waits = Waits(self.metrics)
+        self._heard = FeedCounts(0, 0)
         self._traffic = Traffic(self._page, FILESYSTEM, options.bandwidth_limit, self.metrics)
         self._source: Source = WatchedSource(
             open_configured(config, self.metrics, self._traffic.concurrency), self._health
@@ -93,7 +106,7 @@ class Mount:
             policy=options.policy,
         )
         self._index = Index(self._cache.index_directory(self._source.id), self._source.id)
-        self._objects = FetchProcess(config.to_json(), self._page, self.metrics)
+        self._objects = FetchProcess(config.to_json(), self._page)
         self._tree: Tree
         self._warmups: Warmups
         self._prefetch: Prefetch
@@ -132,6 +145,7 @@ class Mount:
                 self._index,
                 self._config.options.metadata_ttl,
                 self.metrics,
+                self._waits,
                 nursery,
                 self._tell_kernel,
                 resumed=self._resumed,
@@ -146,7 +160,9 @@ class Mount:
             prefetch = self._prefetch = Prefetch(
                 self._index, self._cache, fetcher, self._objects.ahead, nursery
             )
-            files = Files(tree, self._cache, fetcher, self._object, prefetch, self.metrics, nursery)
+            files = Files(
+                tree, self._cache, fetcher, self._object, prefetch, self.metrics, self._waits, nursery
+            )
             self._warmups = Warmups(
                 Parts(
                     tree,
@@ -167,6 +183,7 @@ class Mount:
                 Attributes(tree, self._cache, self._source.key, self._config.source),
                 self._index,
                 view,
+                self.metrics,
             )
             self._attach(operations)
             self._operations = operations
@@ -211,14 +228,23 @@ class Mount:
             batch = unpack(message)
             self._fastpath_pid = batch.fastpath_pid
             self._passthrough = operations.hands_over = batch.passthrough
-            self.metrics.opens.add(len(batch.opened))
-            self.metrics.hits.add(len(batch.opened))
+            self._count(batch)
             self._cache.touch(digest for _, digest, _ in batch.opened)
             if batch.opened:
                 self._prefetch.hit([inode for inode, _, _ in batch.opened])
             operations.passed_on = max(operations.passed_on, batch.notified)
             for inode in batch.taken:
                 files.release(inode)
+
+    def _count(self, batch: Batch) -> None:
+        opens = len(batch.opened)
+        self.metrics.opens.add(opens)
+        self.metrics.hits.add(opens)
+        served = self.metrics.passthrough_opens if batch.passthrough else self.metrics.fast_path_opens
+        served.add(opens)
+        heard, self._heard = self._heard, FeedCounts(batch.lookups, batch.opened_bytes)
+        self.metrics.lookups.add(batch.lookups - heard.lookups)
+        self.metrics.served_bytes.add(batch.opened_bytes - heard.opened_bytes)
 
     def _tell_kernel(self, change: Change) -> None:
         if self._operations is not None:  # without a mount the kernel has no answer to forget
@@ -234,6 +260,7 @@ class Mount:
             self._mounted.set()
         ready()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._waits.name, workers)
             nursery.start_soon(self._objects.run, lambda: self._scan_cache(nursery))
             await workers.run(self._index.prefault)
             if self._source.abilities.flat_listing and not self._index.crawled():
@@ -274,6 +301,7 @@ class Mount:
         return {
             "ping": self._ping,
             "status": self._status,
+            "figures": self._figures,
             "refresh": self._refresh,
             "evict": self._evict,
             "warm_start": self._warm_start,
@@ -289,7 +317,7 @@ class Mount:
     async def _status(self, request: dict[str, Any]) -> dict[str, Any]:
         await self._objects.settle()
         totals, usage = self._index.totals(), self._cache.usage()
-        return self.metrics.snapshot() | {
+        return self._counted() | {
             "source": self._config.source,
             "mountpoint": self._config.mountpoint,
             "uptime_s": round(time.monotonic() - self._started, 1),
@@ -321,6 +349,48 @@ class Mount:
             "supervisor": self._supervisor(),
             "pids": self._pids(),
         }
+
+    def _counted(self) -> dict[str, int]:
+        """All counters, of both processes."""
+        theirs = self._fetch_metrics.snapshot()
+        return {name: value + theirs[name] for name, value in self.metrics.snapshot().items()}
+
+    async def _figures(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Asked for again and again, so nothing here is waited for."""
+        totals, usage = self._index.totals(), self._cache.usage()
+        small, large = shown(self._page, FETCH), shown(self._page, FILESYSTEM)
+        waiters, theirs = self._waits.shown(), self._fetch_metrics.times()
+        return Figures(
+            mountpoint=self._config.mountpoint,
+            source=self._config.source,
+            version=__version__,
+            when=time.monotonic(),
+            started=f"{os.getpid()} {self._started}",
+            source_error=self._health.error,
+            counters=self._counted(),
+            gauges={
+                "uptime": time.monotonic() - self._started,
+                "files": totals.files,
+                "directories": totals.directories,
+                "tree_bytes": totals.bytes,
+                "index_bytes": self._index.size_on_disk(),
+                "cache_bytes": usage.bytes,
+                "cache_limit_bytes": usage.limit,
+                "cache_objects": usage.objects,
+                "requests_under_way": small["requests"] + large["requests"],
+                "requests_under_way_bytes": small["bytes"] + large["bytes"],
+                "requests_allowed": small["requests_limit"] + large["requests_limit"],
+                "bandwidth_limit_bytes": self._config.options.bandwidth_limit or 0,
+                "readers_waiting": sum(waiter.waiting for waiter in waiters),
+                "orders": len(self._prefetch.shown()),
+                "warm_ups": len(self._warmups.shown()),
+                "source_failing": int(self._health.error is not None),
+                "fast_path": int(self._link is not None),
+                "passthrough": int(self._passthrough),
+            },
+            times={name: times + theirs[name] for name, times in self.metrics.times().items()},
+            processes=[Process(*waiter) for waiter in waiters[:MOST_SHOWN]],
+        ).to_json()
 
     def _supervisor(self) -> int:
         """The pid of the supervisor; 0 when there is none (any more)."""

@@ -131,6 +131,7 @@ class Loop:
         holds = fresh_for(self._index.listed(parent), self._ttl)
         if holds <= 0 or len(name) > NAME_MAX:
             return False
+        self._recorder.lookups += 1
         inode = self._index.lookup(parent, name)
         seconds = int(holds)
         nanoseconds = int((holds - seconds) * 1e9)
@@ -146,6 +147,7 @@ class Loop:
         inode = self._index.get(number)
         if inode is None:
             return False
+        self._recorder.lookups += 1
         directory = inode.kind is Kind.DIRECTORY
         holds = fresh_for(self._index.listed(inode.parent), self._ttl) if directory else FOREVER
         kept = int(attributes_hold(inode, holds))
@@ -162,6 +164,7 @@ class Loop:
             if digest and size and self._opening.hit(unique, number, lambda: self._object(digest, size)):
                 pid = int.from_bytes(self._request[_PID_AT : _PID_AT + 4], "little")
                 self._recorder.opened(number, digest, pid)
+                self._recorder.opened_bytes += size
                 return True
         self._recorder.send_soon(time.time_ns())
         self.opens_forwarded.add(unique)

@@ -25,7 +25,6 @@ from gpufs.fetch.messages import (
     unpack_answer,
 )
 from gpufs.fetch.page import SharedPage
-from gpufs.metrics import Metrics
 
 END_PATIENCE = 5.0  # seconds the process has to put things away
 PATIENCE = 75.0  # seconds for an object: a source that is silent takes the deadline of 60 to fail
@@ -43,11 +42,10 @@ class FetchProcess:
     When the process dies another one takes over what was asked of it.
     """
 
-    def __init__(self, config: str, page: SharedPage, metrics: Metrics) -> None:
+    def __init__(self, config: str, page: SharedPage) -> None:
         """`config`: the mount's, as MountConfig.to_json() gives it."""
         self._config = config
         self._page = page
-        self._metrics = metrics
         self._near, self._far = _socket_pair()
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: dict[int, _Request] = {}
@@ -91,7 +89,7 @@ class FetchProcess:
         return request.through, request.error
 
     async def settle(self) -> None:
-        """Have all that was fetched so far counted, and seen in the cache's catalogue by other processes.
+        """Have all that was fetched so far seen in the cache's catalogue by other processes.
 
         A process that stands still is not waited for.
         """
@@ -205,9 +203,8 @@ class FetchProcess:
                     message, fds, _, _ = socket.recv_fds(self._near, MESSAGE_SIZE, 1, socket.MSG_CMSG_CLOEXEC)
                     if not message:
                         return
-                    number, grown, error, through = unpack_answer(message)
+                    number, error, through = unpack_answer(message)
                     self._heard = trio.current_time()
-                    self._metrics.add_growth(grown)
                     self._finish(number, fds, error, through)
 
     def _finish(self, number: int, fds: list[int], error: GpufsError | None, through: Through) -> None:

@@ -5,8 +5,8 @@ by others. It says all there is to know of the object: the fetch process may hav
 because the cache directory was removed. Or it names several inodes that are wanted in the cache before
 anybody reads them: those the fetch process must know.
 
-An answer carries what the counters have grown by since the last one, what became of several inodes, why it
-failed (the name of one of our errors, and its text) or nothing, and the object's descriptor beside it.
+An answer carries what became of several inodes, why it failed (the name of one of our errors, and its text)
+or nothing, and the object's descriptor beside it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from gpufs import errors
 from gpufs.errors import GpufsError, RemoteFailed
-from gpufs.metrics import Metrics
 from gpufs.source.base import ObjectRef
 
 MESSAGE_SIZE = 8192  # bytes at most; the longest path has 4095
@@ -27,8 +26,7 @@ _TEXT = 900  # characters of an error that are passed on
 _REQUEST = Struct("<Q16sQQH")  # number, digest, directory, size, length of the path; then path and version
 _NOTHING = bytes(16)  # in place of a digest
 _NAMED = b"\xff" * 16  # too: then `directory` is at_once, `size` is soon, and the inodes follow
-_COUNTERS = len(Metrics().snapshot())
-_ANSWER = Struct(f"<Q{_COUNTERS + 5}Q")
+_ANSWER = Struct("<6Q")
 _BYTES = MESSAGE_SIZE - _ANSWER.size
 
 
@@ -95,10 +93,8 @@ def unpack_request(message: bytes) -> tuple[int, Wanted | Named | None]:
     return number, Wanted(digest, ObjectRef(path, version, size), directory)
 
 
-def pack_answer(
-    number: int, grown: tuple[int, ...], error: GpufsError | None, through: Through = NOTHING
-) -> bytes:
-    head = _ANSWER.pack(number, *grown, *through)
+def pack_answer(number: int, error: GpufsError | None, through: Through = NOTHING) -> bytes:
+    head = _ANSWER.pack(number, *through)
     if error is None:
         return head
     # What a source has derived for itself is passed on as the error of ours that it is.
@@ -106,12 +102,12 @@ def pack_answer(
     return head + f"{kind.__name__} {error}"[:_TEXT].encode(errors="backslashreplace")[:_BYTES]
 
 
-def unpack_answer(message: bytes) -> tuple[int, tuple[int, ...], GpufsError | None, Through]:
-    """The number of the request, the counters' growth, what failed, and what became of several inodes."""
+def unpack_answer(message: bytes) -> tuple[int, GpufsError | None, Through]:
+    """The number of the request, what failed, and what became of several inodes."""
     number, *values = _ANSWER.unpack_from(message)
     name, _, text = message[_ANSWER.size :].decode(errors="replace").partition(" ")
     error = getattr(errors, name, RemoteFailed)(text) if name else None
-    return number, tuple(values[:_COUNTERS]), error, Through(*values[_COUNTERS:])
+    return number, error, Through(*values)
 
 
 def failure_of(error: Exception, log: logging.Logger) -> GpufsError:

@@ -1,4 +1,4 @@
-"""A page of memory that the filesystem process and its fetch process share: what each is fetching."""
+"""Memory that the filesystem process and its fetch process share: what each is fetching, and has counted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 
+from gpufs.metrics import MOST_CELLS
+
 FILESYSTEM, FETCH = 0, 1  # the processes
 _PROCESSES = 2
-_SIZE = 4096
+_SIZE = 8192
 
 
 class Common(IntEnum):
@@ -47,12 +49,16 @@ class SharedPage:
         self._fields = memoryview(self._memory).cast("Q")
         starts = (len(Common) + process * len(Own) for process in range(_PROCESSES))
         self._own = [self._fields[start : start + len(Own)] for start in starts]
+        first = len(Common) + _PROCESSES * len(Own)
+        starts = (first + process * MOST_CELLS for process in range(_PROCESSES))
+        self._counted = [self._fields[start : start + MOST_CELLS] for start in starts]
 
     def close(self) -> None:
-        """Whoever has own() fields keeps the memory for himself."""
+        """Whoever has own() or counted() fields keeps the memory for himself."""
         os.close(self.fd)
         self._fields.release()
         self._own.clear()
+        self._counted.clear()
         with suppress(BufferError):
             self._memory.close()
 
@@ -65,6 +71,10 @@ class SharedPage:
     def own(self, process: int) -> memoryview:
         """The fields of one process, to be indexed by Own."""
         return self._own[process]
+
+    def counted(self, process: int) -> memoryview:
+        """The cells for the Metrics of one process, all zero before it has counted anything."""
+        return self._counted[process]
 
     def total(self, field: Own) -> int:
         return sum([own[field] for own in self._own])

@@ -39,14 +39,14 @@ class Service:
     def __init__(self, config: MountConfig, sock: socket.socket, page: SharedPage) -> None:
         options = config.options
         self._socket = sock
-        self._metrics = Metrics()
-        traffic = Traffic(page, FETCH, options.bandwidth_limit, self._metrics)
-        source = open_configured(config, self._metrics, traffic.concurrency)
+        metrics = Metrics(page.counted(FETCH))
+        traffic = Traffic(page, FETCH, options.bandwidth_limit, metrics)
+        source = open_configured(config, metrics, traffic.concurrency)
         self._cache = Cache(
             Path(options.cache_dir),
             cache_size=options.cache_size,
             min_free=options.min_free,
-            metrics=self._metrics,
+            metrics=metrics,
             policy=options.policy,
         )
         index = Index(self._cache.index_directory(source.id), source.id)
@@ -58,7 +58,7 @@ class Service:
             self._ahead,
             fill,
             traffic,
-            self._metrics,
+            metrics,
             self._answer,
             compress=options.compress == "auto",
         )
@@ -100,11 +100,11 @@ class Service:
         return True
 
     def _answer(self, number: int, fd: int | None, error: GpufsError | None) -> None:
-        message = pack_answer(number, self._metrics.growth(), error)
+        message = pack_answer(number, error)
         socket.send_fds(self._socket, [message], [] if fd is None else [fd])
 
     def _tell(self, number: int, through: Through, error: GpufsError | None) -> None:
-        self._socket.send(pack_answer(number, self._metrics.growth(), error, through))
+        self._socket.send(pack_answer(number, error, through))
 
 
 def main() -> None:

@@ -65,6 +65,7 @@ class Traffic:
         self.concurrency = Concurrency(metrics.throttled.add, clock)
         self._courtesy = Courtesy(page, process, clock)
         self._bandwidth = Bandwidth(page, bandwidth_limit, clock) if bandwidth_limit else None
+        self._fetch_time = metrics.fetch_time
         self._readers_bytes = 0
         self._show()
 
@@ -122,6 +123,8 @@ class Traffic:
 
     def ended(self, sent: Sent, *, succeeded: bool) -> None:
         self.concurrency.ended(sent.began, sent.size, succeeded=succeeded)
+        if sent.took is not None:
+            self._fetch_time.observe(sent.took)
         if sent.importance >= Importance.WARM:
             self._own[Own.ADVANCE_BYTES] -= sent.size
         else:

@@ -16,6 +16,7 @@ from gpufs.fetch.messages import Wanted
 from gpufs.fetch.readahead import ReadAhead
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem.tree import Tree
+from gpufs.filesystem.waits import Waits, What
 from gpufs.index import Inode
 from gpufs.metrics import Metrics
 from gpufs.source.base import Kind, ObjectRef
@@ -38,7 +39,7 @@ class OpenFile:
     `users` counts the kernel's opens and our own work on it; the descriptors live as long as they.
     """
 
-    __slots__ = ("fd", "inode", "partial", "read_ahead", "retired", "users")
+    __slots__ = ("fd", "inode", "partial", "read_ahead", "reader", "retired", "users")
 
     def __init__(self, inode: Inode) -> None:
         self.inode = inode
@@ -46,6 +47,7 @@ class OpenFile:
         self.partial: Partial | None = None
         self.read_ahead: ReadAhead | None = None
         self.users = 0
+        self.reader = 0  # the thread that has opened it last: the kernel does not say who reads
         self.retired: list[int] = []  # descriptors of damaged entries that a thread may still read from
 
     @property
@@ -83,6 +85,7 @@ class Files:
         whole_object: Callable[[Wanted], Awaitable[int]],
         watcher: Watcher,
         metrics: Metrics,
+        waits: Waits,
         nursery: trio.Nursery,
     ) -> None:
         """`whole_object` gives a descriptor of all bytes of a small object, see FetchProcess.object."""
@@ -92,6 +95,7 @@ class Files:
         self._cache = cache
         self._fetcher = fetcher
         self._metrics = metrics
+        self._waits = waits
         self._nursery = nursery
         self._disk = Workers(DISK_THREADS)
         self._open: dict[int, OpenFile] = {}
@@ -99,14 +103,15 @@ class Files:
         self._opening: SingleFlight[int, None] = SingleFlight(nursery)
         self._buffer = memoryview(bytearray(MAX_READ))
 
-    async def open(self, number: int) -> int | None:
-        """Take the inode into use; the whole of a small object is on this host when this returns.
+    async def open(self, number: int, tid: int = 0) -> int | None:
+        """Take the inode into use for thread `tid`; the whole of a small object is here when this returns.
 
         Gives a descriptor that has all the bytes, if there is one: good until the matching release().
         Raises VersionGone, IsADirectory and what fetching raises.
         """
         self._metrics.opens.add()
         file = self._use(number)
+        file.reader = tid
         try:
             if file.at_hand or self._open_cached(file) or await self._open_compressed(file):
                 (self._metrics.hits if file.whole else self._metrics.misses).add()
@@ -118,6 +123,8 @@ class Files:
         except BaseException:
             self._drop(file)
             raise
+        if file.fd is not None:
+            self._metrics.served_bytes.add(file.inode.size)
         return file.fd
 
     async def read(self, number: int, offset: int, size: int, *, adopt: bool = True) -> memoryview | bytes:
@@ -131,6 +138,7 @@ class Files:
         if file is not None and file.whole:
             data = self._read_hot(file, offset, size)
             if data is not None:
+                self._count_read(file, len(data))
                 return data
         file = self._use(number)
         if adopt and file.users == 1:
@@ -141,9 +149,10 @@ class Files:
             size = min(size, file.inode.size - offset)
             if size <= 0:
                 return b""
-            if file.whole:
-                return await self._read_whole(file, offset, size)
-            return await self._read_partial(file, offset, size)
+            read = self._read_whole if file.whole else self._read_partial
+            data = await read(file, offset, size)
+            self._count_read(file, len(data))
+            return data
         except VersionGone:
             await self._tree.distrust(number)
             raise
@@ -215,7 +224,8 @@ class Files:
     async def _open_missing(self, file: OpenFile) -> None:
         if file.inode.number not in self._opening:
             file.users += 1  # the flight's own: it may outlive all who wait for it
-        await self._opening.run(file.inode.number, lambda: self._fetch(file))
+        with self._waits.of(file.reader, What.BYTES):
+            await self._opening.run(file.inode.number, lambda: self._fetch(file))
 
     async def _fetch(self, file: OpenFile) -> None:
         inode = file.inode
@@ -272,7 +282,7 @@ class Files:
         for number in range(first, last + 1):
             start = max(offset, number * CHUNK)
             end = min(offset + size, (number + 1) * CHUNK)
-            data = await self._fetcher.chunk(partial, file.inode.digest, ref, number)
+            data = await self._chunk(file, partial, ref, number)
             if data is None:
                 data = await self._disk.run(_read_disk, partial.fd, start, end - start)
                 if data is None:
@@ -282,6 +292,19 @@ class Files:
                 data = data[start - number * CHUNK : end - number * CHUNK]
             pieces.append(data)
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+
+    async def _chunk(
+        self, file: OpenFile, partial: Partial, ref: ObjectRef, number: int
+    ) -> memoryview | None:
+        if partial.has(number):
+            return None
+        with self._waits.of(file.reader, What.BYTES):
+            return await self._fetcher.chunk(partial, file.inode.digest, ref, number)
+
+    def _count_read(self, file: OpenFile, size: int) -> None:
+        """Of those that were whole at their open the size was counted then."""
+        if file.fd is None:
+            self._metrics.served_bytes.add(size)
 
     async def _fetch_ahead(self, file: OpenFile, number: int) -> None:
         assert file.partial is not None

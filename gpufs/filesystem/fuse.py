@@ -34,6 +34,7 @@ from gpufs.filesystem.tree import Tree
 from gpufs.filesystem.xattrs import Attributes
 from gpufs.handoff.handles import INODE, OURS, handed
 from gpufs.index import Change, Index, Inode
+from gpufs.metrics import Metrics
 from gpufs.source.base import Kind
 from gpufs.view import FOREVER, NAME_MAX, PREFERRED_READ, View, attributes_hold
 
@@ -81,13 +82,17 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, tree: Tree, files: Files, xattrs: Attributes, index: Index, view: View) -> None:
+    def __init__(
+        self, tree: Tree, files: Files, xattrs: Attributes, index: Index, view: View, metrics: Metrics
+    ) -> None:
         super().__init__()
+        self._lookups = metrics.lookups
         self._tree = tree
         self._files = files
         self._xattrs = xattrs
         self._index = index
         self._view = view
+        self._listers: dict[int, int] = {}  # of an open directory, the thread that has opened it last
         self._early: list[Change] | None = []  # found before the kernel's INIT; None after it
         self._notifier = Notifier(_invalidate)
         self.attached = False  # whether the fast path stands between the kernel and us; then also:
@@ -118,7 +123,8 @@ class Operations(pyfuse3.Operations):
 
     @_border
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
-        inode, holds = await self._tree.lookup(parent_inode, name)
+        self._lookups.add()
+        inode, holds = await self._tree.lookup(parent_inode, name, ctx.pid)
         if inode is None:
             if len(name) > NAME_MAX:
                 raise FUSEError(errno.ENAMETOOLONG)
@@ -130,6 +136,7 @@ class Operations(pyfuse3.Operations):
 
     @_border
     async def getattr(self, inode: int, ctx: RequestContext) -> EntryAttributes:
+        self._lookups.add()
         found = self._tree.inode(inode)
         directory = found.kind is Kind.DIRECTORY
         return self._attributes(found, self._tree.fresh_for(found.parent) if directory else FOREVER)
@@ -142,10 +149,13 @@ class Operations(pyfuse3.Operations):
     async def opendir(self, inode: int, ctx: RequestContext) -> int:
         if self._tree.inode(inode).kind is not Kind.DIRECTORY:
             raise NotADirectory(f"inode {inode} is not a directory")
+        self._listers[inode] = ctx.pid
         return inode
 
     @_border
     async def readdir(self, fh: int, start_id: int, token: ReaddirToken) -> None:
+        self._lookups.add()
+        tid = self._listers.get(fh, 0)
         after: bytes | None = None
         if start_id < FIRST_COOKIE:
             here = self._tree.inode(fh)
@@ -156,7 +166,7 @@ class Operations(pyfuse3.Operations):
         else:
             after = self._tree.inode(start_id - FIRST_COOKIE).name if start_id > FIRST_COOKIE else None
         while True:
-            children, holds = await self._tree.children(fh, after, BATCH)
+            children, holds = await self._tree.children(fh, after, BATCH, tid)
             for child in children:
                 if not self._reply(token, child.name, child, holds, child.number + FIRST_COOKIE):
                     return
@@ -166,7 +176,7 @@ class Operations(pyfuse3.Operations):
 
     @_border
     async def releasedir(self, fh: int) -> None:
-        pass
+        self._listers.pop(fh, None)
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         pass  # inodes live in the index, not in this process
@@ -177,7 +187,7 @@ class Operations(pyfuse3.Operations):
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND):
             raise ReadOnly("the tree is read-only")
-        fd = await self._files.open(inode)
+        fd = await self._files.open(inode, ctx.pid)
         handle = handed(inode, fd) if fd is not None and self.hands_over else inode
         return FileInfo(fh=cast(Any, handle), keep_cache=True)
 

@@ -25,6 +25,7 @@ from gpufs.errors import (
 from gpufs.fetch.failures import RecentFailures
 from gpufs.fetch.flight import SingleFlight
 from gpufs.fetch.workers import Workers
+from gpufs.filesystem.waits import Waits, What
 from gpufs.index import ROOT, Change, Index, Inode, Listing, take_in
 from gpufs.metrics import Metrics
 from gpufs.source.base import Batch, Kind, Source
@@ -52,6 +53,7 @@ class Tree:
         index: Index,
         ttl: float,
         metrics: Metrics,
+        waits: Waits,
         nursery: trio.Nursery,
         on_change: Callable[[Change], None],
         now_ns: Callable[[], int] = time.time_ns,
@@ -65,6 +67,7 @@ class Tree:
         self._index = index
         self._ttl = ttl
         self._metrics = metrics
+        self._waits = waits
         self._nursery = nursery
         self._on_change = on_change
         self._now_ns = now_ns
@@ -94,19 +97,28 @@ class Tree:
         """Seconds the listing of `directory` is still good for; 0 or less when it must be renewed."""
         return fresh_for(self._index.listed(directory), self._ttl, self._now_ns)
 
-    async def lookup(self, parent: int, name: bytes) -> tuple[Inode | None, float]:
-        """The inode of `name` in `parent`, None when there is none, and for how many seconds that holds."""
+    async def lookup(self, parent: int, name: bytes, tid: int = 0) -> tuple[Inode | None, float]:
+        """The inode of `name` in `parent`, None when there is none, and for how many seconds that holds.
+
+        `tid`: the thread that asks.
+        """
         holds = self.fresh_for(parent)
         if holds <= 0:
-            holds = await self._renew(parent)
+            with self._waits.of(tid, What.NAMES):
+                holds = await self._renew(parent)
         return self._index.lookup(parent, name), holds
 
-    async def children(self, parent: int, after: bytes | None, limit: int) -> tuple[list[Inode], float]:
+    async def children(
+        self, parent: int, after: bytes | None, limit: int, tid: int = 0
+    ) -> tuple[list[Inode], float]:
         """Up to `limit` children of `parent` behind the name `after`, in name order, as lookup() would."""
         holds = self.fresh_for(parent)
         if holds <= 0:
             # A reading that has begun is finished on the listing it began with.
-            holds = await self._renew(parent) if after is None else DOWN_PAUSE
+            holds = DOWN_PAUSE
+            if after is None:
+                with self._waits.of(tid, What.NAMES):
+                    holds = await self._renew(parent)
         return self._index.children(parent, after, limit), holds
 
     async def distrust(self, number: int) -> None:
@@ -237,6 +249,7 @@ class Tree:
     async def _list_in_worker(self, directory: int) -> int:
         """List one directory, one at a time each; the number of changes."""
         changes = await self._workers.run(self._list, directory)
+        self._metrics.listings.add()
         self._report(changes)
         self._tell_hidden()
         return len(changes)

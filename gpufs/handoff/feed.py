@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from struct import Struct
 
-_HEADER = Struct("<QIIIQ")  # time in ns, pid of the fast path, passthrough, records, notifications
+_HEADER = Struct("<QIIIQQQ")  # time in ns, pid of the fast path, passthrough, records; and the counts
 _RECORD = Struct("<Q16sII")  # inode, digest, pid of the reader, 1 for a file handed over
 MAX_RECORDS = 2048  # in one message: 64 KiB
 MAX_WAITING = 1 << 16  # opens kept for a filesystem process that takes no messages; more are not counted
@@ -27,7 +27,8 @@ Record = tuple[int, bytes, int, bool]
 class Batch:
     """`opened`: (inode, digest, pid) in the order it happened, the last at `time_ns`; `taken`: inodes.
 
-    `notified`: how many notifications of the filesystem process the kernel has been given.
+    `notified`: how many notifications of the filesystem process the kernel has been given. `lookups`: names
+    and attributes the fast path has answered since it began; `opened_bytes`: sizes of the files it opened.
     """
 
     time_ns: int
@@ -36,6 +37,8 @@ class Batch:
     opened: list[tuple[int, bytes, int]]
     taken: list[int]
     notified: int
+    lookups: int
+    opened_bytes: int
 
 
 class Recorder:
@@ -46,6 +49,8 @@ class Recorder:
         self._pid = pid
         self._passthrough = passthrough
         self.notified = 0
+        self.lookups = 0
+        self.opened_bytes = 0
         self._records: deque[Record] = deque()
         self._sending = threading.Lock()
         self._sent_ns = 0
@@ -72,7 +77,8 @@ class Recorder:
     def _send_part(self, time_ns: int) -> bool:
         waiting = self._records
         part = [waiting.popleft() for _ in range(min(len(waiting), MAX_RECORDS))]
-        message = bytearray(_HEADER.pack(time_ns, self._pid, self._passthrough, len(part), self.notified))
+        counts = self.notified, self.lookups, self.opened_bytes
+        message = bytearray(_HEADER.pack(time_ns, self._pid, self._passthrough, len(part), *counts))
         for record in part:
             message += _RECORD.pack(*record)
         try:
@@ -96,7 +102,7 @@ class Recorder:
 
 def unpack(message: bytes) -> Batch:
     """One message of the feed."""
-    time_ns, pid, passthrough, count, notified = _HEADER.unpack_from(message)
+    time_ns, pid, passthrough, count, *counts = _HEADER.unpack_from(message)
     opened: list[tuple[int, bytes, int]] = []
     taken: list[int] = []
     for inode, digest, reader, is_taken in _RECORD.iter_unpack(message[_HEADER.size :]):
@@ -105,4 +111,4 @@ def unpack(message: bytes) -> Batch:
         else:
             opened.append((inode, digest, reader))
     assert len(opened) + len(taken) == count
-    return Batch(time_ns, pid, bool(passthrough), opened, taken, notified)
+    return Batch(time_ns, pid, bool(passthrough), opened, taken, *counts)

@@ -152,6 +152,7 @@ class S3Downloads:
         self._active.discard(transfer)
         if isinstance(data, memoryview):
             self._metrics.remote_bytes.add(len(data))
+            self._metrics.first_byte_time.observe(transfer.answered - transfer.began)
         elif not isinstance(data, VersionGone):  # that is an answer
             self._metrics.remote_errors.add()  # the repeat is counted by whoever makes it
         ticket = transfer.end()
@@ -241,6 +242,7 @@ class _Transfer:
         self._body = memoryview(b"")
         self._have = 0
         self.began = 0.0
+        self.answered = 0.0  # when the first of its answer came
         self.heard = 0.0  # when the last of it came
         self._status = 0
         self._answer: dict[str, str] = {}
@@ -306,6 +308,7 @@ class _Transfer:
 
     def _header(self, line: bytes) -> None:
         if line.startswith(b"HTTP/"):
+            self.answered = time.monotonic()
             self._status = int(line.split(None, 2)[1])
         elif line[:1] in b"eElL":  # few lines are of interest
             name, _, value = line.partition(b":")

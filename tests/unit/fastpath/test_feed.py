@@ -40,7 +40,7 @@ def test_round_trip(pair: tuple[socket.socket, socket.socket]) -> None:
     recorder.opened(3, b"\xff" * 16, 1)
     recorder.taken(handles.INODE)
     recorder.send(123456789)
-    recorder.notified = 5
+    recorder.notified, recorder.lookups, recorder.opened_bytes = 5, 70, 1 << 50
     recorder.send(123456790)
     first, second = received(pair[1])
     assert first == feed.Batch(
@@ -49,9 +49,11 @@ def test_round_trip(pair: tuple[socket.socket, socket.socket]) -> None:
         True,
         [(handles.INODE, DIGEST, 4_000_000), (3, b"\xff" * 16, 1)],
         [7, handles.INODE],
-        0,
+        notified=0,
+        lookups=0,
+        opened_bytes=0,
     )
-    assert second == feed.Batch(123456790, os.getpid(), True, [], [], 5), "a sign of life"
+    assert second == feed.Batch(123456790, os.getpid(), True, [], [], 5, 70, 1 << 50), "a sign of life"
 
 
 def test_no_message_is_larger_than_the_reader_expects(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -29,6 +30,7 @@ from gpufs.fastpath.opens import OpenTable
 from gpufs.filesystem.files import Files
 from gpufs.filesystem.fuse import Operations
 from gpufs.filesystem.tree import Tree
+from gpufs.filesystem.waits import Waits
 from gpufs.filesystem.xattrs import Attributes
 from gpufs.handoff.feed import Recorder
 from gpufs.handoff.handles import OURS
@@ -56,6 +58,7 @@ ENTRIES = [
     Entry(b"\xff\x01", Kind.FILE, 5, 1, "v8"),
 ]
 NAMES = [entry.name for entry in ENTRIES]
+ASKER = SimpleNamespace(pid=1)
 VIEWS = {
     "plain": Ownership(None, None, None, None),
     "own": Ownership(1000, 2000, 0o640, 0o2750),
@@ -182,12 +185,13 @@ class Rig:
         async def ask() -> EntryAttributes | int:
             async with trio.open_nursery() as nursery:
                 nothing = cast(Any, None)
-                tree = Tree(nothing, self.index, self.ttl, self.metrics, nursery, nothing)
-                files = Files(tree, self.cache, nothing, nothing, Watcher(), self.metrics, nursery)
+                waits = Waits(self.metrics)
+                tree = Tree(nothing, self.index, self.ttl, self.metrics, waits, nursery, nothing)
+                files = Files(tree, self.cache, nothing, nothing, Watcher(), self.metrics, waits, nursery)
                 xattrs = Attributes(tree, self.cache, lambda path: path, SOURCE)
-                operations = Operations(tree, files, xattrs, self.index, self.view)
+                operations = Operations(tree, files, xattrs, self.index, self.view, self.metrics)
                 try:
-                    return cast(EntryAttributes, await getattr(operations, opcode)(*arguments, None))
+                    return cast(EntryAttributes, await getattr(operations, opcode)(*arguments, ASKER))
                 except FUSEError as error:
                     return int(error.errno)
 

@@ -22,7 +22,7 @@ from gpufs.errors import DeadlineExceeded, RemoteFailed, VersionGone
 from gpufs.fetch import client
 from gpufs.fetch.client import FetchProcess
 from gpufs.fetch.messages import Wanted
-from gpufs.fetch.page import SharedPage
+from gpufs.fetch.page import FETCH, SharedPage
 from gpufs.index import ROOT, Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.options import MountConfig, Options, Size
@@ -46,10 +46,11 @@ class World:
         self.files = {b"%03d" % n: os.urandom(1000 + n) for n in range(FILES)}
         for name, data in self.files.items():
             (self.data / os.fsdecode(name)).write_bytes(data)
-        self.metrics = Metrics()
         self.source = FileSource(self.data, Metrics())
+        self.page = SharedPage()
+        self.metrics = Metrics(self.page.counted(FETCH))
         limits = {"cache_size": Size(bytes=1 << 30), "min_free": Size(bytes=0)}
-        self.cache = Cache(work / "cache", metrics=self.metrics, **limits)
+        self.cache = Cache(work / "cache", metrics=Metrics(), **limits)
         self.index = Index(self.cache.index_directory(self.source.id), self.source.id)
         with self.index.write() as writer:
             listing = writer.begin(ROOT, 1)
@@ -59,8 +60,7 @@ class World:
         self.inodes = {inode.name: inode for inode in self.index.children(ROOT, None, FILES)}
         options = replace(Options(), cache_dir=work / "cache", **limits)  # type: ignore[arg-type]
         self.config = MountConfig(str(self.data), "/nowhere", options)
-        self.page = SharedPage()
-        self.fetch = FetchProcess(self.config.to_json(), self.page, self.metrics)
+        self.fetch = FetchProcess(self.config.to_json(), self.page)
         self.deaths = 0
 
     def inode(self, number: int) -> Inode:

@@ -22,6 +22,7 @@ from gpufs.fetch.page import FILESYSTEM
 from gpufs.fetch.workers import Workers
 from gpufs.filesystem.files import Files
 from gpufs.filesystem.tree import Tree
+from gpufs.filesystem.waits import Waits
 from gpufs.index import ROOT, Change, Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.source.base import Abilities, Batch, Entry, Kind, ObjectRef, Page
@@ -203,12 +204,15 @@ class World:
         self.metrics = metrics
         self.nursery = nursery
         self.changes: list[Change] = []
-        self.tree = Tree(source, index, ttl, metrics, nursery, self.changes.append, now_ns)
+        self.waits = Waits(metrics, trio.current_time)
+        self.tree = Tree(source, index, ttl, metrics, self.waits, nursery, self.changes.append, now_ns)
         self.traffic = traffic_of(metrics, FILESYSTEM)
         self.fetcher = Fetcher(source, cache, self.traffic, nursery)
         self._workers = Workers(8)
         self.watcher = Watcher()
-        self.files = Files(self.tree, cache, self.fetcher, self.whole_object, self.watcher, metrics, nursery)
+        self.files = Files(
+            self.tree, cache, self.fetcher, self.whole_object, self.watcher, metrics, self.waits, nursery
+        )
 
     async def whole_object(self, wanted: Wanted) -> int:
         """What the fetch process does, in a thread."""

@@ -429,7 +429,9 @@ def test_refresh_tells_what_another_mount_on_the_index_has_found(tmp_path: Path)
     source = FakeSource({"d/same": b"1", "d/other": b"1", "d/gone": b"1"})
 
     async def scene(world: World) -> None:
-        other = Tree(source, world.index, math.inf, world.metrics, world.nursery, lambda change: None)
+        other = Tree(
+            source, world.index, math.inf, world.metrics, world.waits, world.nursery, lambda change: None
+        )
         d = await world.number("d")
         await world.find("d/same")
         source.remove("d/gone")

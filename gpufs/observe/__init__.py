@@ -1,0 +1,1 @@
+"""Watching a mount from outside: its figures, what they say, and the ways to show them."""
