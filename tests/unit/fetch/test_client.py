@@ -48,7 +48,6 @@ class World:
             (self.data / os.fsdecode(name)).write_bytes(data)
         self.source = FileSource(self.data, Metrics())
         self.page = SharedPage()
-        self.metrics = Metrics(self.page.counted(FETCH))
         limits = {"cache_size": Size(bytes=1 << 30), "min_free": Size(bytes=0)}
         self.cache = Cache(work / "cache", metrics=Metrics(), **limits)
         self.index = Index(self.cache.index_directory(self.source.id), self.source.id)
@@ -62,6 +61,11 @@ class World:
         self.config = MountConfig(str(self.data), "/nowhere", options)
         self.fetch = FetchProcess(self.config.to_json(), self.page)
         self.deaths = 0
+
+    @property
+    def metrics(self) -> Metrics:
+        """What the fetch process has counted."""
+        return Metrics(self.page.counted(FETCH))
 
     def inode(self, number: int) -> Inode:
         return self.inodes[b"%03d" % number]
@@ -392,17 +396,18 @@ def test_a_process_that_stands_still_is_not_waited_for_without_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader gets a timeout, what asks for the status is not held up, and the next reader is served."""
-    monkeypatch.setattr(client, "PATIENCE", 1.0)
-    monkeypatch.setattr(client, "SETTLE_PATIENCE", 0.1)
 
     async def test() -> None:
         await world.check(0)
         pid = await world.started()
         os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr(client, "PATIENCE", 1.0)
+        monkeypatch.setattr(client, "SETTLE_PATIENCE", 0.1)
         with trio.fail_after(PATIENCE):
             await world.fetch.settle()
             with pytest.raises(DeadlineExceeded, match=r"^001: the fetch process"):
                 await world.fetch.object(wanted(world.inode(1)))
+            monkeypatch.undo()
             await world.started(before=pid)
         await world.check(1)
 
