@@ -20,7 +20,9 @@ from tests.servers import S3Endpoint, free_ports
 # Nothing of this is another with the fast path: once is enough, for the time it takes.
 pytestmark = pytest.mark.parametrize("fast_path", ["auto"])
 
-PATIENCE = 40.0  # seconds: 15 for the check of the source, 10 for a last answer, and nine mounts start at once
+PATIENCE = (
+    40.0  # seconds: 15 for the check of the source, 10 for a last answer, and nine mounts start at once
+)
 
 
 class WebServer(BaseHTTPRequestHandler):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -18,9 +17,9 @@ import pytest
 
 from gpufs import hints
 from gpufs.control import paths
+from tests.documented import documented
 
 MODULE = Path(hints.__file__)
-DOCS = MODULE.parents[1] / "docs" / "hints.md"
 LINE = "62 27 0:40 {root} {point} ro,relatime shared:1 - {type} s3://b ro,user_id={owner},group_id=0\n"
 
 
@@ -188,7 +187,7 @@ def test_the_sampler_of_the_documentation_announces_what_it_yields(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """`make train` runs it with PyTorch."""
-    sampler_class = documented()["AnnouncingSampler"]
+    sampler_class = documented("hints.md")["AnnouncingSampler"]
     announced: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(hints, "announce", lambda point, order: announced.append((point, list(order))))
     sampler = sampler_class([2, 0, 1], ["a", "b", "c"], "/data")
@@ -196,11 +195,3 @@ def test_the_sampler_of_the_documentation_announces_what_it_yields(
     for _ in range(2):
         assert list(sampler) == [2, 0, 1]
     assert announced == [("/data", ["c", "a", "b"])] * 2
-
-
-def documented() -> dict[str, Any]:
-    """What the Python of the documentation defines."""
-    names: dict[str, Any] = {}
-    for block in re.findall(r"^```python\n(.*?)^```", DOCS.read_text(), re.DOTALL | re.MULTILINE):
-        exec(block, names)
-    return names
