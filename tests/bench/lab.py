@@ -206,6 +206,12 @@ def table(rows: list[tuple[str, str]]) -> None:
         print(f"  {what:<{width}}{value}")
 
 
+def as_they_come(rows: Iterator[tuple[str, str]]) -> None:
+    """Print a table whose rows take long."""
+    for what, value in rows:
+        print(f"  {what:<66}{value}", flush=True)
+
+
 def main() -> None:
     dataset = Dataset(int(sys.argv[1]), int(sys.argv[2]))
     body = Pattern(FILE_SIZE)

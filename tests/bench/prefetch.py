@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from gpufs import hints
-from tests.bench.lab import prepared, table
+from tests.bench.lab import as_they_come, prepared
 from tests.mounts import Mounted
 from tests.servers import BUCKET
 from tests.servers.distant import Distant, distant_server
@@ -28,26 +28,27 @@ Row = tuple[str, str]
 
 
 def run() -> None:
+    as_they_come(_rows())
+
+
+def _rows() -> Iterator[Row]:
     flat = [f"train/{number:06}.jpeg" for number in range(FILES)]
     classes = [f"c{number // 40:03}/{number:06}.jpeg" for number in range(FILES)]
-    rows: list[Row] = []
     with _world(flat[:SAMPLE], cache_size="64KiB") as (mounted, server):
         without = _read(mounted, _shuffled(flat[:SAMPLE])) / SAMPLE
-        rows.append(
-            ("without, a file", f"{without * 1e3:.1f} ms, {FILES:,} files take {without * FILES:.0f} s")
-        )
+        yield (("without, a file", f"{without * 1e3:.1f} ms, {FILES:,} files take {without * FILES:.0f} s"))
     for what, keys in (
         (f"epoch fill, {FILES:,} files in 1 directory, random order", flat),
         (f"epoch fill, {FILES:,} files in 100 directories, random order", classes),
     ):
         with _world(keys) as (mounted, server):
             seconds = _read(mounted, _shuffled(keys))
-            rows.append((what, _told(seconds, FILES, without) + _once(server, keys)))
+            yield ((what, _told(seconds, FILES, without) + _once(server, keys)))
     with _world(flat) as (mounted, server):
         order = _shuffled(flat)
         assert hints.announce(mounted.path, order)
         late, seconds = _read_at(mounted, order, WANTED)
-        rows.append(
+        yield (
             (
                 f"announced, a reader that wants {WANTED:,} files/s",
                 f"{FILES / seconds:,.0f} files/s, at most {late * 1e3:.0f} ms late" + _once(server, flat),
@@ -56,26 +57,24 @@ def run() -> None:
     with _world(flat) as (mounted, server):
         assert hints.announce(mounted.path, order)
         seconds = _read(mounted, order)
-        rows.append(("announced, as fast as it goes", _told(seconds, FILES, without) + _once(server, flat)))
+        yield (("announced, as fast as it goes", _told(seconds, FILES, without) + _once(server, flat)))
     # Of a tenth of a large directory: too little for epoch fill to begin at once.
     large = [f"train/{number:06}.jpeg" for number in range(20_000)]
     with _world(large) as (mounted, server):
         part = large[5000:5390]
         seconds = _read(mounted, part)
         extra = sum(server.fetched().values()) - len(part)
-        rows.append(
+        yield (
             (
                 f"neighbours, {len(part)} files of 20,000 in the order of names",
                 _told(seconds, len(part), without) + f"; {extra} more were fetched",
             )
         )
-    rows += _larger_than_the_cache(flat, without)
-    table(rows)
+    yield from _larger_than_the_cache(flat, without)
 
 
-def _larger_than_the_cache(keys: list[str], without: float) -> list[Row]:
+def _larger_than_the_cache(keys: list[str], without: float) -> Iterator[Row]:
     """A cache for half of the files: the second epoch announced, or in the order of the first."""
-    rows = []
     order = _shuffled(keys)
     half = f"{FILES * SIZE // 2}"
     for what in ("in the same order again", "announced"):
@@ -87,13 +86,12 @@ def _larger_than_the_cache(keys: list[str], without: float) -> list[Row]:
                 assert hints.announce(mounted.path, order)
             seconds = _read(mounted, order)
             again = sum(server.fetched().values()) - before
-            rows.append(
+            yield (
                 (
                     f"half of the files cached, 2nd epoch {what}",
                     _told(seconds, FILES, without) + f"; {again / FILES:.2f} fetched a file",
                 )
             )
-    return rows
 
 
 @contextmanager

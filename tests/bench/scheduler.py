@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median, quantiles
 
-from tests.bench.lab import MIB, prepared, table
+from tests.bench.lab import MIB, as_they_come, prepared
 from tests.mounts import Mounted
 from tests.servers import BUCKET, S3Endpoint, fault_proxy, weed_server
 from tests.servers.link import slow_link
@@ -38,7 +38,10 @@ AT_ONCE = 16  # requests the other server takes
 
 
 def run() -> None:
-    rows: list[tuple[str, str]] = []
+    as_they_come(_rows())
+
+
+def _rows() -> Iterator[tuple[str, str]]:
     body = os.urandom(LARGE)
     with weed_server() as endpoint:
         endpoint.client().create_bucket(Bucket=BUCKET)
@@ -55,22 +58,21 @@ def run() -> None:
                 mounted.mount().crawled()
                 readers = {"100 KB files": _small_reads(mounted), "chunks of large files": _chunks(mounted)}
                 alone = {name: _times(reads) for name, reads in readers.items()}
-                rows += [(f"{name}, alone", _shown(times)) for name, times in alone.items()]
+                yield from ((f"{name}, alone", _shown(times)) for name, times in alone.items())
                 for what in ("small", "large"):
                     with _warming(mounted, what):
-                        rows.append(
+                        yield (
                             (f"warming {what} files, nobody reads", _use(mounted, lambda: time.sleep(ALONE)))
                         )
                         for name, reads in readers.items():
                             times: list[float] = []
                             use = _use(mounted, lambda t=times, r=reads: t.extend(_times(r)))
                             slower = median(times) / median(alone[name])
-                            rows.append(
+                            yield (
                                 (f"{name}, warming {what} files", f"{_shown(times)}: {slower:.2f} x; {use}")
                             )
                     mounted.command("evict", str(mounted.path / what))
-        rows += _refused(endpoint)
-    table(rows)
+        yield from _refused(endpoint)
 
 
 def _small_reads(mounted: Mounted) -> Iterator[Callable[[], object]]:
@@ -134,13 +136,12 @@ def _warming(mounted: Mounted, what: str) -> Iterator[None]:
         process.wait()
 
 
-def _refused(endpoint: S3Endpoint) -> list[tuple[str, str]]:
+def _refused(endpoint: S3Endpoint) -> Iterator[tuple[str, str]]:
     """A server that refuses what is more than AT_ONCE requests, and takes ROUND_TRIP for each."""
     with fault_proxy(endpoint.url) as proxy:
         proxy.most, proxy.takes = AT_ONCE, ROUND_TRIP
         with prepared(replace(endpoint, url=proxy.url), cache_size="80%", min_free="0") as mounted:
             mounted.mount().crawled()
-            rows = []
             for part in range(2):
                 before, begin = mounted.status(), time.monotonic()
                 for number in range(part * 4, part * 4 + 4):
@@ -150,11 +151,10 @@ def _refused(endpoint: S3Endpoint) -> list[tuple[str, str]]:
                 after = mounted.status()
                 files = after["prefetched"] - before["prefetched"]
                 refused = 1000 * (after["throttled"] - before["throttled"]) / files
-                rows.append(
+                yield (
                     (
                         f"a server that takes {AT_ONCE} at once, {'then' if part else 'at first'}",
                         f"{files / seconds:,.0f} files/s of {AT_ONCE / ROUND_TRIP:,.0f}; "
                         f"{refused:.0f} refusals per 1,000",
                     )
                 )
-    return rows
