@@ -282,6 +282,9 @@ class Options:
     log_level: str = _option(
         _choice("debug", "info", "warning", "error"), "least severe message to log", default="info"
     )
+    log_format: Literal["text", "json"] = _option(
+        _choice("text", "json"), "lines of key=value, or JSON objects", default="text"
+    )
 
 
 def _known() -> dict[str, tuple[Field[Any], _Kind]]:

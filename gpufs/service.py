@@ -259,6 +259,8 @@ class Mount:
                 kernel.tune(device, fast_path=False)
             self._mounted.set()
         ready()
+        if self._link is None:
+            log.info("%s is mounted on %s (gpufs %s)", self._config.source, mountpoint, __version__)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._waits.name, workers)
             nursery.start_soon(self._objects.run, lambda: self._scan_cache(nursery))
@@ -472,7 +474,7 @@ def main() -> int:
     if not document:  # whoever started this was ended before it could say what to do
         return 1
     config = MountConfig.from_json(document)
-    setup_logging(config.options.log_level)
+    setup_logging(config.options.log_level, config.options.log_format)
     ready_fd, *rest = map(int, sys.argv[1:])
     link = Link(rest[0], rest[1], bool(rest[2])) if rest else None
     if link is not None:

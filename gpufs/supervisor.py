@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import xxhash
 
+from gpufs import __version__
 from gpufs.control import paths
 from gpufs.errors import GpufsError, MountFailed
 from gpufs.fastpath.negotiation import LARGEST_READ
@@ -100,6 +101,7 @@ class Supervisor:
         self._device_fd, self._table_fd = state.device_fd, state.table_fd
         self._systemd.stored = state.stored
         self._mount_device = paths.device_of(self._config.mountpoint)
+        log.info("gpufs %s takes over the mount on %s", __version__, self._config.mountpoint)
         try:
             return self._keep_running(self._restart())
         except Stopped:
@@ -136,6 +138,7 @@ class Supervisor:
 
     def _serve(self, lives: Lives | None, ready: Callable[[], None]) -> int:
         ready()
+        log.info("%s is mounted on %s (gpufs %s)", self._config.source, self._config.mountpoint, __version__)
         self._systemd.notify("READY=1", f"STATUS={self._config.source} on {self._config.mountpoint}")
         return self._keep_running(lives)
 
@@ -250,7 +253,7 @@ class Supervisor:
         if trouble:
             log.error("%s%s", NOT_RESTARTED, trouble)
             return
-        log.info("restarting in place")
+        log.info("restarting in place, the code until now was gpufs %s", __version__)
         self._signals.hold_back()
         self._put_away(lives)
         for fd in (self._device_fd, self._table_fd):
@@ -338,13 +341,13 @@ def main() -> int:
     if sys.argv[1] == "--resume":
         state = State.from_json(sys.argv[2])
         config = MountConfig.from_json(state.config)
-        setup_logging(config.options.log_level)
+        setup_logging(config.options.log_level, config.options.log_format)
         return Supervisor(config).resume(state)
     document = sys.stdin.read()
     if not document:  # whoever started this was ended before it could say what to do
         return 1
     config = MountConfig.from_json(document)
-    setup_logging(config.options.log_level)
+    setup_logging(config.options.log_level, config.options.log_format)
     return report_to(int(sys.argv[1]), lambda ready: run(config, ready))
 
 

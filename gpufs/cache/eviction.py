@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -22,6 +23,9 @@ _REFUSING_SECONDS = 0.1
 _ALLOWANCE = 2**30
 _ALLOWANCE_SHARE = 0.05
 _LOOKED_AT = 10_000  # entries, for the room of staged objects
+_TELL_EVERY = 3600.0  # seconds between two lines of the log about a full cache
+
+log = logging.getLogger("gpufs.cache")
 
 
 class Eviction:
@@ -49,6 +53,7 @@ class Eviction:
         self._allowance = 0
         self.renew_allowance()
         self._stopped = False
+        self._tell_at = float("-inf")
 
     def stop(self) -> None:
         """Keep nothing more from now on: the catalogue is about to close."""
@@ -104,6 +109,7 @@ class Eviction:
             # Chosen first, so that no read transaction is open while files are removed. One round only:
             # when readers hold what was unlinked, evicting more and more would not help them.
             victims = self._victims(shortage, size, purpose)
+            self._tell_full(len(victims))
             for digest in victims:
                 if self._drop(digest):
                     self._metrics.evictions.add()
@@ -111,6 +117,18 @@ class Eviction:
                 # Before the gate opens, so that no other process chooses the same victims.
                 self._catalogue.flush()
                 self._space.forget_measure()
+
+    def _tell_full(self, victims: int) -> None:
+        now = time.monotonic()
+        if now < self._tell_at:
+            return
+        self._tell_at = now + _TELL_EVERY
+        log.info(
+            "the cache is full (limit %d bytes, %d kept): %s",
+            self._space.limit,
+            self._catalogue.totals()[0],
+            f"{victims} entries make room" if victims else "all of it is of use, newcomers are not kept",
+        )
 
     def _victims(self, shortage: Shortage, size: int, purpose: Purpose) -> list[bytes]:
         oldest = self._catalogue.oldest

@@ -256,13 +256,10 @@ def _fill_index(config: MountConfig) -> None:
 
 
 def _serve_here(config: MountConfig) -> int:
-    import logging
-
     from gpufs import service, supervisor
+    from gpufs.logs import setup_logging
 
-    logging.basicConfig(
-        level=config.options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    setup_logging(config.options.log_level, config.options.log_format)
     serve = service.run if config.options.fast_path == "off" else supervisor.run
     return serve(config, lambda: say(f"{config.source} is mounted on {config.mountpoint}"))
 

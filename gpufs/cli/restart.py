@@ -95,9 +95,10 @@ def _refusals_of(supervisor: int) -> Iterator[Callable[[], str]]:
 
         def refusal() -> str:
             log.seek(start)
-            whole_lines = log.read().decode(errors="replace").rpartition("\n")[0]
-            _, refused, why = whole_lines.partition(NOT_RESTARTED)
-            return refused + why.partition("\n")[0]
+            from gpufs.logs import message_of  # most commands start without logging
+
+            whole_lines = log.read().decode(errors="replace").split("\n")[:-1]
+            return next((message_of(line) for line in whole_lines if NOT_RESTARTED in line), "")
 
         yield refusal
 

@@ -43,7 +43,7 @@ def main() -> int:
     ready_fd = int(sys.argv[1])
     config = MountConfig.from_json(task.config)
     options = config.options
-    setup_logging(options.log_level)
+    setup_logging(options.log_level, options.log_format)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # credentials live in this memory
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

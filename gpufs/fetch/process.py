@@ -7,6 +7,7 @@ It serves the requests that come through the socket and ends when that is closed
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import select
@@ -111,11 +112,12 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it ends with the process that started it
     config = MountConfig.from_json(sys.stdin.read())
-    setup_logging(config.options.log_level)
+    setup_logging(config.options.log_level, config.options.log_format)
     socket_fd, page_fd = map(int, sys.argv[1:])
     service = Service(config, socket.socket(fileno=socket_fd), SharedPage(page_fd))
     service.run()
     service.close()
+    logging.shutdown()
     # Threads that wait for the source would keep the interpreter; what they bring nobody wants.
     os._exit(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -13,10 +14,13 @@ from gpufs.metrics import Metrics
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 DEADLINE = 60.0  # seconds a request may take, repeats included
 _BASE, _CAP = 0.05, 5.0  # seconds; the n-th wait is random in [0, min(cap, base * 2**n)] ("full jitter",
 # https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/)
 _LEAST = 0.3  # seconds; with less than that left another attempt is not worth starting
+_TELL_AFTER = 2.0  # seconds of failures before the log tells; the reader is told at the deadline
 _MAX_REPAIRS = 2  # a repair that does not help twice will not help
 
 
@@ -93,6 +97,7 @@ class Retry:
         start = self._clock() - spent - waited
         budget = self._deadline if deadline is None else deadline
         tries = repairs = 0
+        told = False
         if spent:
             tries = 1
             self._sleep(self._jitter() * _BASE)
@@ -108,7 +113,10 @@ class Retry:
                     return attempt(left)
                 with self.load.repeat(left - _LEAST):
                     began = self._clock()
-                    return attempt(max(budget - (began - start), _LEAST))
+                    result = attempt(max(budget - (began - start), _LEAST))
+                if told:
+                    _log.info("%s: it worked, after %d tries in %.1f s", what, tries, self._clock() - start)
+                return result
             except Transient as failure:
                 self._metrics.remote_errors.add()
                 if failure.busy:
@@ -119,6 +127,17 @@ class Retry:
                     kind = DeadlineExceeded if failure.timed_out else RemoteFailed
                     times = "1 try" if tries == 1 else f"{tries} tries"
                     raise kind(f"{what}: {failure} (gave up after {times} in {spent:.1f} s)") from failure
+                if spent >= _TELL_AFTER and not told:
+                    told = True
+                    _log.warning(
+                        "%s fails since %.0f s and is tried again until %.0f s have passed: %s",
+                        what,
+                        spent,
+                        budget,
+                        failure,
+                    )
+                else:
+                    _log.debug("%s failed, try %d: %s", what, tries, failure)
                 self._sleep(wait)
                 left = budget - (self._clock() - start)
             except GpufsError as error:

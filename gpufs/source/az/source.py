@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from gpufs.errors import NotFound, ObjectArchived
 from gpufs.metrics import Metrics
-from gpufs.source.answers import CredentialsRefused, refusal
+from gpufs.source.answers import CredentialsRefused, refusal, request_id, with_id
 from gpufs.source.flat.keys import quote_key
 from gpufs.source.flat.listing import Listed, Listing, NotAListing
 from gpufs.source.flat.versions import condition, version_of, with_md5
@@ -115,8 +115,9 @@ class AzSource(WebStore):
         found = re.search("<Message>([^<\n]*)", text)
         said = f"{code}: {found[1]}" if found else code
         if code in ("AuthenticationFailed", "InvalidAuthenticationInfo", "AuthorizationFailure"):
-            return CredentialsRefused(f"{what}: the credentials are refused ({answer.status} {said})")
-        return refusal(what, answer.status, said, _NEEDS)
+            words = with_id(f"{answer.status} {said}", request_id(answer.headers))
+            return CredentialsRefused(f"{what}: the credentials are refused ({words})")
+        return refusal(what, answer.status, said, _NEEDS, answer.headers)
 
     def _url(self, key: bytes) -> str:
         place = f"{self._account.endpoint}/{quote(self._container)}"

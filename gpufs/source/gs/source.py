@@ -105,7 +105,7 @@ class GsSource(WebStore):
             said = json.loads(bytes(answer.body))["error"]["message"]
         except (ValueError, KeyError, TypeError):
             said = ""
-        return refusal(what, answer.status, str(said), _NEEDS)
+        return refusal(what, answer.status, str(said), _NEEDS, answer.headers)
 
     def _url(self, key: bytes) -> str:
         return f"{self._api}/{quote_from_bytes(key, safe='')}"

@@ -150,7 +150,7 @@ class HttpFiles:
         return VersionGone(f"{what} is no file any more") if answer.status in (301, 302) else error
 
     def _refusal(self, what: str, answer: Answer) -> Exception:
-        return refusal(what, answer.status, "", _NEEDS)
+        return refusal(what, answer.status, "", _NEEDS, answer.headers)
 
 
 def _from_netrc(place: str, user: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpufs.errors import AccessDenied, GpufsError, NotFound, ObjectArchived, RemoteFailed, VersionGone
+from gpufs.source.answers import with_id
 from gpufs.source.retry import Transient
 
 if TYPE_CHECKING:
@@ -65,9 +66,7 @@ def refusal(
     subject: Subject, status: int, code: str, message: str, request_id: str, region: str | None = None
 ) -> GpufsError | Transient:
     """What an HTTP error answer means. Code, message and request id come from its XML, or are empty."""
-    said = f"{status} {code}".strip() + (f": {message}" if message else "")
-    if request_id:
-        said += f" (request id {request_id})"
+    said = with_id(f"{status} {code}".strip() + (f": {message}" if message else ""), request_id)
     if status in _TRANSIENT_STATUS or code in _TRANSIENT:
         busy = status in _BUSY or code in _SLOW
         return Transient(f"the server answered {said}", timed_out=status in (408, 504), busy=busy)
@@ -110,7 +109,7 @@ def refusal_of_answer(subject: Subject, status: int, headers: Mapping[str, str],
         status,
         _tag(text, "Code"),
         _tag(text, "Message"),
-        _tag(text, "RequestId") or headers.get("x-amz-request-id", ""),
+        _ids(text, headers),
         headers.get("x-amz-bucket-region") or _tag(text, "Region") or None,
     )
 
@@ -120,9 +119,7 @@ def of_obstore(error: Exception, subject: Subject) -> Exception:
     text = str(error)
     status = re.search(r"non-2xx status code: (\d{3})", text)
     if status is not None:
-        return refusal(
-            subject, int(status[1]), _tag(text, "Code"), _tag(text, "Message"), _tag(text, "RequestId")
-        )
+        return refusal(subject, int(status[1]), _tag(text, "Code"), _tag(text, "Message"), _ids(text, {}))
     if "redirect without LOCATION" in text:
         return refusal(subject, 301, "PermanentRedirect", "", "")
     kind = re.search(r"HttpError \{\s*kind: (\w+)", text)
@@ -163,6 +160,13 @@ def of_transport(error: Exception, host: str) -> Exception:
     if isinstance(error, (botocore_errors.ReadTimeoutError, urllib3_errors.TimeoutError, TimeoutError)):
         return Transient("the server did not answer in time", timed_out=True)
     return Transient(f"the connection broke ({_root(error)})")
+
+
+def _ids(text: str, headers: Mapping[str, str]) -> str:
+    """The two names of a request that the support of AWS asks for; others give the first one."""
+    first = _tag(text, "RequestId") or headers.get("x-amz-request-id", "")
+    second = _tag(text, "HostId") or headers.get("x-amz-id-2", "")
+    return f"{first}, host id {second}" if first and second else first
 
 
 def _tag(text: str, name: str) -> str:
