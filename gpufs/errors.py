@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import errno
 
+from gpufs.redaction import redacted
+
 
 class GpufsError(Exception):
-    """Root of all errors of gpufs. The message is meant for a person: what happened, what to do."""
+    """Root of all errors of gpufs. The message is meant for a person: what happened, what to do.
+
+    It may repeat a server's or a library's words, so whoever shows it gets it without secrets.
+    """
+
+    def __str__(self) -> str:
+        return redacted(super().__str__())
 
 
 class NotFound(GpufsError):

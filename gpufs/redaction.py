@@ -12,10 +12,9 @@ _SECRETS = re.compile(
     | ( \b (?: x-(?:amz|goog)-(?:signature|credential|security-token) | awsaccesskeyid | googleaccessid
              | signature | sig | credential | access_?token | refresh_?token | id_?token | sas | password
              | passwd | secret | client_?secret | accountkey | api_?key ) = ) [^&;,\s"'<>]+
-    | ( (?: proxy- )? authorization \\? ["']? \s* [:=] \s* ) .*? (?= \\n | $ )  # all of the header
-    | ( x-amz-security-token \\? ["']? \s* : \s* ) [^\s,]+
-    """,
-    re.MULTILINE,
+    | ( (?: proxy- )? authorization ["']? \s* [:=] \s* ["']? ) [^"'\n]+               # all of the header
+    | ( x-amz-security-token ["']? \s* : \s* ["']? ) [^\s,"']+
+    """
 )
 
 

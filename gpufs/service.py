@@ -291,7 +291,8 @@ class Mount:
             async for number in signals:
                 if self._operations is None:  # it is over anyway, and libfuse does not bear being told so
                     continue
-                log.info("%s: unmounting", signal.Signals(number).name)
+                if self._link is None:  # else the supervisor has said what happens
+                    log.info("%s: unmounting", signal.Signals(number).name)
                 fuse.stop()
                 # Requests under way are answered first, unless the source keeps them too long.
                 await trio.sleep(STOP_PATIENCE)

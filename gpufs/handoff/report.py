@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 
 from gpufs.errors import GpufsError
-from gpufs.redaction import redacted
 
 READY, FAILED = "ready", "failed: "
 # What a supervisor logs when it is not restarted; `gpufs restart` looks for it, also in older ones' logs.
@@ -32,5 +31,5 @@ def report_to(ready_fd: int, work: Callable[[Callable[[], None]], int]) -> int:
         import logging  # commands that only want the words above start without it
 
         logging.getLogger("gpufs").error("%s", error)
-        answer(f"{FAILED}{redacted(str(error))}")
+        answer(f"{FAILED}{error}")
         return 1

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpufs.errors import AccessDenied, DeadlineExceeded, GpufsError, ObjectArchived, RemoteFailed
-from gpufs.redaction import redacted
 from gpufs.source.base import Abilities, Batch, Downloads, Entry, ObjectRef, Page, Source
 
 log = logging.getLogger("gpufs.source")
@@ -32,7 +31,7 @@ class Health:
         try:
             yield
         except (ObjectArchived, AccessDenied, RemoteFailed, DeadlineExceeded) as failure:
-            self._note(None if isinstance(failure, ObjectArchived) else redacted(str(failure)))
+            self._note(None if isinstance(failure, ObjectArchived) else str(failure))
             raise
         except GpufsError:
             self._note(None)

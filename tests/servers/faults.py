@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
+from xml.sax.saxutils import escape
 
 from .process import free_ports
 
@@ -29,7 +30,8 @@ class Fault:
     delay: wait `seconds`, then answer properly. stall: send `after` body bytes, then nothing more.
     dribble: send the body one byte every `seconds`. close: send `after` body bytes, then close.
     flip: invert the body byte at `after`. status: answer `status` with an S3 error `code`, without
-    asking the server. reset: reset the connection instead of an answer.
+    asking the server; its message repeats what the client sent (`echo`), as careless servers do.
+    reset: reset the connection instead of an answer.
     """
 
     action: Action
@@ -41,6 +43,7 @@ class Fault:
     status: int = 503
     code: str = "SlowDown"
     headers: dict[str, str] = field(default_factory=dict)
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +272,10 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             raise AssertionError("unreachable")
 
         def refuse_with(self, fault: Fault) -> None:
+            said = f"{self.requestline} {dict(self.headers)}" if fault.echo else "injected"
             xml = (
                 f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{fault.code}</Code>'
-                f"<Message>injected</Message><RequestId>FAULT1</RequestId></Error>"
+                f"<Message>{escape(said)}</Message><RequestId>FAULT1</RequestId></Error>"
             ).encode()
             head = f"HTTP/1.1 {fault.status} Injected\r\nContent-Type: application/xml\r\n"
             head += "".join(f"{k}: {v}\r\n" for k, v in fault.headers.items())
