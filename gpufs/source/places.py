@@ -111,6 +111,6 @@ def refuse_password(url: str, place: str) -> None:
     if at and ":" in user:
         scheme = url.partition(":")[0]
         raise UsageError(
-            f"{scheme}://{user.partition(':')[0]}:...@{host}: a password does not belong in a source URL, "
+            f"{scheme}://{user.partition(':')[0]}:***@{host}: a password does not belong in a source URL, "
             "where every user of this host can read it; docs/sources.md says where it can be kept"
         )
