@@ -14,7 +14,7 @@ from tests.servers import BUCKET, Pattern, listing_server
 
 pytestmark = pytest.mark.fuse
 
-SIZE = 100_000_000
+SIZE = 300_000_000
 PROCESSES = 8
 PAGES = 300  # that each process looks at
 
@@ -56,7 +56,7 @@ def test_random_pages_of_a_large_file_by_8_processes(mount: MountFactory) -> Non
             [sys.executable, "-c", READERS, mounted.path / "model.safetensors", str(PROCESSES), str(PAGES)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
         )
         assert (done.stderr, json.loads(done.stdout)) == ("", [0] * PROCESSES)
         assert scripted.counts["GET"] == -(-SIZE // CHUNK), "one for each chunk: pages of all were read"
