@@ -36,28 +36,27 @@ def _rows() -> Iterator[Row]:
     classes = [f"c{number // 40:03}/{number:06}.jpeg" for number in range(FILES)]
     with _world(flat[:SAMPLE], cache_size="64KiB") as (mounted, server):
         without = _read(mounted, _shuffled(flat[:SAMPLE])) / SAMPLE
-        yield (("without, a file", f"{without * 1e3:.1f} ms, {FILES:,} files take {without * FILES:.0f} s"))
+        yield ("without, a file", f"{without * 1e3:.1f} ms, {FILES:,} files take {without * FILES:.0f} s")
     for what, keys in (
         (f"epoch fill, {FILES:,} files in 1 directory, random order", flat),
         (f"epoch fill, {FILES:,} files in 100 directories, random order", classes),
     ):
         with _world(keys) as (mounted, server):
             seconds = _read(mounted, _shuffled(keys))
-            yield ((what, _told(seconds, FILES, without) + _once(server, keys)))
+            yield (what, _told(seconds, FILES, without) + _once(server, keys))
     with _world(flat) as (mounted, server):
         order = _shuffled(flat)
         assert hints.announce(mounted.path, order)
         late, seconds = _read_at(mounted, order, WANTED)
         yield (
-            (
-                f"announced, a reader that wants {WANTED:,} files/s",
-                f"{FILES / seconds:,.0f} files/s, at most {late * 1e3:.0f} ms late" + _once(server, flat),
-            )
+            f"announced, a reader that wants {WANTED:,} files/s",
+            f"{FILES / seconds:,.0f} files/s, at most {late * 1e3:.0f} ms late, {mounted.count('misses')} "
+            "were not here" + _once(server, flat),
         )
     with _world(flat) as (mounted, server):
         assert hints.announce(mounted.path, order)
         seconds = _read(mounted, order)
-        yield (("announced, as fast as it goes", _told(seconds, FILES, without) + _once(server, flat)))
+        yield ("announced, as fast as it goes", _told(seconds, FILES, without) + _once(server, flat))
     # Of a tenth of a large directory: too little for epoch fill to begin at once.
     large = [f"train/{number:06}.jpeg" for number in range(20_000)]
     with _world(large) as (mounted, server):
@@ -65,10 +64,8 @@ def _rows() -> Iterator[Row]:
         seconds = _read(mounted, part)
         extra = sum(server.fetched().values()) - len(part)
         yield (
-            (
-                f"neighbours, {len(part)} files of 20,000 in the order of names",
-                _told(seconds, len(part), without) + f"; {extra} more were fetched",
-            )
+            f"neighbours, {len(part)} files of 20,000 in the order of names",
+            _told(seconds, len(part), without) + f"; {extra} more were fetched",
         )
     yield from _larger_than_the_cache(flat, without)
 
@@ -87,10 +84,8 @@ def _larger_than_the_cache(keys: list[str], without: float) -> Iterator[Row]:
             seconds = _read(mounted, order)
             again = sum(server.fetched().values()) - before
             yield (
-                (
-                    f"half of the files cached, 2nd epoch {what}",
-                    _told(seconds, FILES, without) + f"; {again / FILES:.2f} fetched a file",
-                )
+                f"half of the files cached, 2nd epoch {what}",
+                _told(seconds, FILES, without) + f"; {again / FILES:.2f} fetched a file",
             )
 
 

@@ -62,15 +62,14 @@ def _rows() -> Iterator[tuple[str, str]]:
                 for what in ("small", "large"):
                     with _warming(mounted, what):
                         yield (
-                            (f"warming {what} files, nobody reads", _use(mounted, lambda: time.sleep(ALONE)))
+                            f"warming {what} files, nobody reads",
+                            _use(mounted, lambda: time.sleep(ALONE)),
                         )
                         for name, reads in readers.items():
                             times: list[float] = []
                             use = _use(mounted, lambda t=times, r=reads: t.extend(_times(r)))
                             slower = median(times) / median(alone[name])
-                            yield (
-                                (f"{name}, warming {what} files", f"{_shown(times)}: {slower:.2f} x; {use}")
-                            )
+                            yield (f"{name}, warming {what} files", f"{_shown(times)}: {slower:.2f} x; {use}")
                     mounted.command("evict", str(mounted.path / what))
         yield from _refused(endpoint)
 
@@ -152,9 +151,7 @@ def _refused(endpoint: S3Endpoint) -> Iterator[tuple[str, str]]:
                 files = after["prefetched"] - before["prefetched"]
                 refused = 1000 * (after["throttled"] - before["throttled"]) / files
                 yield (
-                    (
-                        f"a server that takes {AT_ONCE} at once, {'then' if part else 'at first'}",
-                        f"{files / seconds:,.0f} files/s of {AT_ONCE / ROUND_TRIP:,.0f}; "
-                        f"{refused:.0f} refusals per 1,000",
-                    )
+                    f"a server that takes {AT_ONCE} at once, {'then' if part else 'at first'}",
+                    f"{files / seconds:,.0f} files/s of {AT_ONCE / ROUND_TRIP:,.0f}; "
+                    f"{refused:.0f} refusals per 1,000",
                 )
