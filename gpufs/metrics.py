@@ -20,11 +20,14 @@ GAUGES = {
     "tree_bytes": ("bytes", "Sizes of the files known so far."),
     "index_bytes": ("bytes", "Disk space of the index of names."),
     "cache_bytes": ("bytes", "Disk space the cache takes, of all mounts that share it."),
-    "cache_limit_bytes": ("bytes", "Disk space it may take."),
-    "cache_objects": ("", "Objects in it."),
+    "cache_limit_bytes": ("bytes", "Disk space the cache may take."),
+    "cache_objects": ("", "Objects in the cache."),
     "requests_under_way": ("", "Objects, or pieces of large ones, that are on their way from the source."),
-    "requests_under_way_bytes": ("bytes", "Their sizes."),
-    "requests_allowed": ("", "As many may be on their way at once."),
+    "requests_under_way_bytes": (
+        "bytes",
+        "Bytes of what is on its way from the source.",
+    ),
+    "requests_allowed": ("", "How many objects or pieces may be on their way at once."),
     "bandwidth_limit_bytes": ("bytes", "Bytes a second that may be fetched; 0: any number."),
     "readers_waiting": ("", "Threads of programs that wait for bytes or names that are not here."),
     "orders": ("", "Orders of reading that are known, by announcement or by themselves."),
@@ -153,8 +156,8 @@ class Metrics:
         self.lookups = Counter("Names, attributes and parts of directories the kernel has asked for.")
         self.listings = Counter("Directories listed one by one.")
         self.prefetched = Counter("Objects fetched before anybody asked for them.")
-        self.prefetched_used = Counter("Of those, as far as they were kept: used since.")
-        self.prefetched_wasted = Counter("Of those, as far as they were kept: evicted unused.")
+        self.prefetched_used = Counter("Objects fetched before anybody asked, kept, and used since.")
+        self.prefetched_wasted = Counter("Objects fetched before anybody asked, kept, and evicted unused.")
         self.remote_requests = Counter("Requests sent to the source, repeats included.")
         self.remote_bytes = Counter("Payload bytes received from the source.")
         self.remote_errors = Counter("Requests to the source that failed, repeats included.")
@@ -163,7 +166,7 @@ class Metrics:
         self.evictions = Counter("Cache entries removed to keep the limits.")
         self.not_admitted = Counter("Objects and chunks served without being kept, for what is kept.")
         self.compressed = Counter("Objects that were kept compressed.")
-        self.compressed_saved = Counter("Bytes of disk blocks they took less.", "bytes")
+        self.compressed_saved = Counter("How much less disk space they took.", "bytes")
         self.cache_errors = Counter("Cache operations that failed and were bypassed.")
         self.corrupt_entries = Counter("Cache entries whose checksum did not match.")
         self.stale_served = Counter("Listings served past their ttl, the source being down.")
@@ -173,7 +176,7 @@ class Metrics:
             "From sending the first request for an object, or a piece of one, until its bytes were here."
         )
         self.first_byte_time = Histogram(
-            "From sending a request for a small object until its answer began (not of every source)."
+            "From sending a request for a small object until its answer began; not of every source."
         )
 
         self.counters = {name: item for name, item in vars(self).items() if isinstance(item, Counter)}

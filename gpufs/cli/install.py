@@ -15,7 +15,11 @@ from gpufs.errors import GpufsError, MountFailed
 
 # mount(8) asks for the second name when it is given a mount point alone: the mount table has that type.
 _HELPERS = ("/sbin/mount.gpufs", "/sbin/mount.fuse.gpufs")
-_UNIT = "gpufs@.service"
+# For each, what to say of it when it is in place.
+_UNITS_SHIPPED = {
+    "gpufs@.service": "a mount of its own for each {configs}/NAME.toml: systemctl enable --now gpufs@NAME",
+    "gpufs-exporter.service": "figures for Prometheus: systemctl enable --now gpufs-exporter",
+}
 _UNITS = Path("/etc/systemd/system")
 _CONFIGS = Path("/etc/gpufs")  # NAME.toml for each gpufs@NAME.service
 _SYSTEMD_RUNS = Path("/run/systemd/system")  # sd_booted(3)
@@ -26,7 +30,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     install = commands.add_parser(
         "install",
         help="make `mount -t gpufs`, fstab and systemd work (needs root)",
-        description=f"Link {' and '.join(_HELPERS)} to this installation, and put {_UNIT} into {_UNITS} "
+        description=f"Link {' and '.join(_HELPERS)} to this installation, and put units into {_UNITS} "
         "where there is a systemd.",
         epilog="then:\n  mount -t gpufs s3://bucket/prefix /data -o cache_size=800GiB\n"
         "or in /etc/fstab:\n  s3://bucket/prefix  /data  gpufs  _netdev,nofail,cache_size=800GiB  0 0\n"
@@ -46,7 +50,8 @@ def _install(args: argparse.Namespace) -> int:
     for helper in _HELPERS:
         _link(helper, script)
     if _UNITS.is_dir():
-        _put_unit(_UNITS / _UNIT, _script("gpufs"))
+        for unit, use in _UNITS_SHIPPED.items():
+            _put_unit(_UNITS / unit, _script("gpufs"), use.format(configs=_CONFIGS))
     else:
         print(f"there is no {_UNITS}: no unit for systemd")
     return 0
@@ -56,7 +61,8 @@ def _uninstall(args: argparse.Namespace) -> int:
     for helper in _HELPERS:
         _unlink(helper)
     if _UNITS.is_dir():
-        _remove_unit(_UNITS / _UNIT)
+        for unit in _UNITS_SHIPPED:
+            _remove_unit(_UNITS / unit)
     return 0
 
 
@@ -102,8 +108,8 @@ def _unlink(helper: str) -> None:
     print(f"removed {helper}")
 
 
-def _put_unit(unit: Path, command: str) -> None:
-    text = _shipped_unit().replace(_SHIPPED, command)
+def _put_unit(unit: Path, command: str, use: str) -> None:
+    text = _shipped_unit(unit.name).replace(_SHIPPED, command)
     try:
         _CONFIGS.mkdir(mode=0o755, exist_ok=True)
         if _text_of(unit) == text:
@@ -116,9 +122,7 @@ def _put_unit(unit: Path, command: str) -> None:
     except OSError as error:
         raise _refused(str(unit), error) from error
     _reload_systemd()
-    print(
-        f"wrote {unit}; a mount of its own for each {_CONFIGS}/NAME.toml: systemctl enable --now gpufs@NAME"
-    )
+    print(f"wrote {unit}; {use}")
 
 
 def _remove_unit(unit: Path) -> None:
@@ -133,13 +137,13 @@ def _remove_unit(unit: Path) -> None:
     print(f"removed {unit}; services that run go on until they are stopped")
 
 
-def _shipped_unit() -> str:
-    """The unit as it came with this installation: a checkout, or a wheel."""
+def _shipped_unit(name: str) -> str:
+    """A unit as it came with this installation: a checkout, or a wheel."""
     for directory in (Path(gpufs.__file__).parents[1], Path(sysconfig.get_path("data"), "share", "gpufs")):
-        text = _text_of(directory / "systemd" / _UNIT)
+        text = _text_of(directory / "systemd" / name)
         if text is not None:
             return text
-    raise MountFailed(f"this installation has no {_UNIT}; install gpufs with pip first")
+    raise MountFailed(f"this installation has no {name}; install gpufs with pip first")
 
 
 def _text_of(path: Path) -> str | None:

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpufs.metrics import GAUGES, Times
+from gpufs.errors import GpufsError
+from gpufs.metrics import GAUGES, Metrics, Times
+
+_PLAIN = "mountpoint source version when started source_error".split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +42,9 @@ class Figures:
     times: Mapping[str, Times]
     processes: Sequence[Process]
 
-    def __post_init__(self) -> None:
-        assert self.gauges.keys() == GAUGES.keys()
-
     def to_json(self) -> dict[str, Any]:
         return {
-            "mountpoint": self.mountpoint,
-            "source": self.source,
-            "version": self.version,
-            "when": self.when,
-            "started": self.started,
-            "source_error": self.source_error,
+            **{name: getattr(self, name) for name in _PLAIN},
             "counters": dict(self.counters),
             "gauges": dict(self.gauges),
             "times": {name: [times.seconds, *times.buckets] for name, times in self.times.items()},
@@ -60,6 +55,21 @@ class Figures:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Figures:
-        times = {name: Times(seconds, buckets) for name, (seconds, *buckets) in document["times"].items()}
-        processes = [Process(**process) for process in document["processes"]]
-        return cls(**{**document, "times": times, "processes": processes})
+        """What a daemon of another version does not tell is zero. Raises GpufsError if that is too much."""
+        none = Metrics()
+        try:
+            times = {name: Times(seconds, buckets) for name, (seconds, *buckets) in document["times"].items()}
+            return cls(
+                **{name: document[name] for name in _PLAIN},
+                counters=none.snapshot() | document["counters"],
+                gauges=dict.fromkeys(GAUGES, 0) | document["gauges"],
+                times=none.times() | times,
+                processes=[
+                    Process(**{name: process[name] for name in Process.__slots__})
+                    for process in document["processes"]
+                ],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise GpufsError(
+                "the daemon is of another version of gpufs; bring it to this one with gpufs restart"
+            ) from error

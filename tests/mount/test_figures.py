@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpufs.metrics import GAUGES, Metrics
 from gpufs.observe.figures import Figures
 from tests.mounts import Mounted, MountFactory, ask, wait_until
 from tests.servers import BUCKET, Pattern, listing_server
@@ -68,6 +69,7 @@ def test_opens_are_counted_by_who_served_them_and_waits_by_who_waited(
         assert warm.counters["served_bytes"] == 14 * SIZE
         assert warm.counters["lookups"] >= 14
         assert warm.gauges["files"] == 7
+        assert warm.gauges.keys() == GAUGES.keys() and warm.counters.keys() == Metrics().counters.keys()
         wait_until(lambda: figures(mounted).gauges["cache_objects"] == 7, "the cache's catalogue to be told")
         assert warm.gauges["requests_under_way"] == 0 and warm.gauges["readers_waiting"] == 0
 

@@ -51,11 +51,12 @@ def test_the_unit_runs_this_installation(
     units.mkdir()
     monkeypatch.setattr("gpufs.cli.install._CONFIGS", configs)
     monkeypatch.setattr("gpufs.cli.install._SYSTEMD_RUNS", tmp_path / "not running")
-    unit = units / "gpufs@.service"
+    unit, exporter = units / "gpufs@.service", units / "gpufs-exporter.service"
     unit.write_text("an older one")
     assert main(["install"]) == main(["install"]) == 0
     assert "ExecStart=/venv/bin/gpufs mount --foreground" in unit.read_text()
-    assert "/usr/local/bin" not in unit.read_text() and configs.is_dir()
+    assert "ExecStart=/venv/bin/gpufs metrics --listen 127.0.0.1:9400\n" in exporter.read_text()
+    assert "/usr/local/bin" not in unit.read_text() + exporter.read_text() and configs.is_dir()
     assert main(["uninstall"]) == main(["uninstall"]) == 0
     assert not list(units.iterdir()) and configs.is_dir()
     said = capsys.readouterr().out
