@@ -22,11 +22,12 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import xxhash
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
 
 from tests.documented import documented
 from tests.servers import free_ports, weed_server
@@ -66,6 +67,22 @@ def epoch(images: Images, number: int) -> tuple[float, dict[str, int]]:
     return time.monotonic() - began, hashes
 
 
+def ranks_announce_their_shards(images: Images) -> bool:
+    """With a DistributedSampler each of two ranks announces what it then reads, anew in each epoch."""
+    announced: list[list[str]] = []
+    sampler_class = documented("hints.md")["AnnouncingSampler"]
+    with patch("gpufs.hints.announce", lambda _, paths: announced.append(list(paths))):
+        for rank in (0, 1):
+            shard = DistributedSampler(images, num_replicas=2, rank=rank)
+            sampler = sampler_class(shard, images.names, images.root)
+            for number in (1, 2):
+                sampler.set_epoch(number)
+                if [images.names[item] for item in sampler] != announced[-1]:
+                    return False
+    first, other = announced[0], announced[2]
+    return announced[1] != first and {*first, *other} == {*images.names} and len(first) == len(other)
+
+
 def status(mountpoint: Path) -> dict[str, Any]:
     done = subprocess.run([*GPUFS, "status", str(mountpoint), "--json"], check=True, capture_output=True)
     return dict(json.loads(done.stdout))
@@ -82,6 +99,9 @@ def main() -> int:
     source = Path(sys.argv[1]).resolve()
     names = sorted(str(path.relative_to(source)) for path in source.rglob("*.png"))
     random.Random(1).shuffle(names)
+    if not ranks_announce_their_shards(Images(source, names)):
+        print("the ranks of a distributed job do not announce what they read", file=sys.stderr)
+        return 1
     expected = {name: xxhash.xxh3_64_intdigest((source / name).read_bytes()) for name in names}
     (port,) = free_ports(1)
     with tempfile.TemporaryDirectory(prefix="gpufs-train-") as work, weed_server(metrics_port=port) as server:
