@@ -115,3 +115,12 @@ def unmount(mountpoint: str, *, lazy: bool) -> str | None:
         return None
     busy = os.strerror(errno.EBUSY)
     return busy if "busy" in done.stderr else done.stderr.strip() or f"fusermount3 exit {done.returncode}"
+
+
+def users_may_share(configuration: str = "/etc/fuse.conf") -> bool:
+    """Whether fusermount3 lets users other than root mount with allow_other."""
+    try:
+        with open(configuration, errors="replace") as file:
+            return any(line.strip() == "user_allow_other" for line in file)
+    except OSError:
+        return False

@@ -16,6 +16,7 @@ from gpufs.cli import mounts
 from gpufs.cli.output import say, size_text
 from gpufs.control import paths
 from gpufs.errors import GpufsError, MountFailed, UsageError
+from gpufs.mounting import users_may_share
 from gpufs.options import MountConfig, Options, Settings, describe, parse_options, read_config, split_options
 
 _MAX_LOG = 10 << 20  # a longer log is put aside (one generation) when the next daemon starts
@@ -220,19 +221,11 @@ def _check_fuse(allow_other: bool) -> None:
         )
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise MountFailed("you may not open /dev/fuse; mount as root, or let users: chmod 0666 /dev/fuse")
-    if allow_other and os.geteuid() != 0 and not _users_may_share():
+    if allow_other and os.geteuid() != 0 and not users_may_share():
         raise MountFailed(
             "allow_other needs a line `user_allow_other` in /etc/fuse.conf (or mount as root, "
             "or leave allow_other out)"
         )
-
-
-def _users_may_share() -> bool:
-    try:
-        with open("/etc/fuse.conf", errors="replace") as file:
-            return any(line.strip() == "user_allow_other" for line in file)
-    except OSError:
-        return False
 
 
 def _fill_index(config: MountConfig) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpufs.errors import UsageError
 from gpufs.metrics import Metrics
 from gpufs.options import MountConfig
-from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page, Source
+from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, OnTheWeb, Origin, Page, Source
 from gpufs.source.file import FileSource
 from gpufs.source.retry import Load, Retry
 
@@ -26,6 +26,8 @@ __all__ = [
     "Hidden",
     "Kind",
     "ObjectRef",
+    "OnTheWeb",
+    "Origin",
     "Page",
     "Source",
     "local_directory",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from gpufs.errors import GpufsError
 
@@ -175,3 +175,25 @@ class Source(Protocol):
         """The way to many whole objects at once, where there is a better one than read()."""
 
     def close(self) -> None: ...
+
+
+class Origin(NamedTuple):
+    """Where credentials were found, and until when they are good: a time.time(), None where none is known."""
+
+    where: str
+    until: float | None
+
+
+@runtime_checkable
+class OnTheWeb(Protocol):
+    """A source behind HTTP, for those who look for what is wrong with the way to it."""
+
+    def address(self) -> tuple[str, str | None]:
+        """A URL of the server that anybody may ask for, whatever the answer; the certificates to trust
+        (None: the system's). Raises UsageError."""
+
+    def origin(self) -> Origin | None:
+        """Of the credentials that are in use now; None when requests are not signed.
+
+        Raises AccessDenied when there are none, Transient when whoever issues them failed.
+        """

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from email.utils import formatdate
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from gpufs.errors import AccessDenied, UsageError
+from gpufs.source.base import Origin
 from gpufs.source.retry import Transient
 
 API_VERSION = "2021-12-02"
@@ -106,6 +108,15 @@ def date_now() -> str:
     return formatdate(usegmt=True)
 
 
+def sas_ends(sas: str) -> float | None:
+    """Until when a shared access signature is good, as it says itself."""
+    try:
+        ends = datetime.fromisoformat(dict(parse_qsl(sas))["se"])
+    except (KeyError, ValueError):
+        return None
+    return (ends if ends.tzinfo is not None else ends.replace(tzinfo=UTC)).timestamp()
+
+
 class Tokens:
     """Tokens of Entra ID, from whatever DefaultAzureCredential finds; thread-safe."""
 
@@ -122,6 +133,11 @@ class Tokens:
             if time.time() > self._ends - _SPARE:
                 self._ask()
             return self._token
+
+    def origin(self) -> Origin:
+        """Raises as token()."""
+        self.token()
+        return Origin("Entra ID", self._ends)
 
     def renew(self) -> bool:
         """Forget what was refused; False when that was done a moment ago."""

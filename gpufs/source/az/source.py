@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 from gpufs.errors import NotFound, ObjectArchived
 from gpufs.metrics import Metrics
 from gpufs.source.answers import CredentialsRefused, refusal, request_id, with_id
+from gpufs.source.base import Origin
 from gpufs.source.flat.keys import quote_key
 from gpufs.source.flat.listing import Listed, Listing, NotAListing
 from gpufs.source.flat.versions import condition, version_of, with_md5
@@ -22,7 +23,7 @@ from gpufs.source.flat.web import WebStore
 from gpufs.source.retry import Load
 from gpufs.source.web import Answer
 
-from .account import API_VERSION, Account, Tokens, date_now, sign
+from .account import API_VERSION, Account, Tokens, date_now, sas_ends, sign
 
 _NEEDS = "the right to list and to read blobs is needed (role Storage Blob Data Reader)"
 _PAGE, _PAGE_OF_ALL = 1000, 5000  # names per answer; 5000 is the most that Azure gives
@@ -64,6 +65,13 @@ class AzSource(WebStore):
         elif self._tokens is not None:
             headers["Authorization"] = f"Bearer {self._tokens.token()}"
         return url
+
+    def origin(self) -> Origin | None:
+        if self._tokens is not None:
+            return self._tokens.origin()
+        if self._account.key:
+            return Origin("the account's key", None)
+        return Origin("a shared access signature", sas_ends(self._account.sas)) if self._account.sas else None
 
     def _renew(self) -> bool:
         return self._tokens is not None and self._tokens.renew()

@@ -31,6 +31,7 @@ class WebStore(FlatSource):
         super().__init__(prefix)
         self._metrics = metrics
         self._retry = Retry(metrics, load)
+        self._ca_bundle = ca_bundle
         self._web = Web(ca_bundle)
 
     def read(
@@ -74,6 +75,10 @@ class WebStore(FlatSource):
 
     def close(self) -> None:
         self._web.close()
+
+    def address(self) -> tuple[str, str | None]:
+        ca_bundle = str(self._ca_bundle) if self._ca_bundle else None
+        return self._list_url(b"", False, None, 1), ca_bundle
 
     def _list(
         self,

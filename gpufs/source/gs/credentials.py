@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from datetime import UTC
 from typing import Any
 
 from gpufs.errors import AccessDenied
+from gpufs.source.base import Origin
 from gpufs.source.retry import Transient
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_only"
@@ -35,6 +38,16 @@ class Credentials:
             if not self._found.valid:
                 _refresh(self._found, self._transport)
             return str(self._found.token)
+
+    def origin(self) -> Origin:
+        """Raises as token()."""
+        self.token()
+        named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+        where = f"{type(self._found).__module__}.{type(self._found).__name__}" + (
+            f" of {named}" if named else ""
+        )
+        ends = self._found.expiry  # in UTC, without saying so
+        return Origin(where, ends.replace(tzinfo=UTC).timestamp() if ends is not None else None)
 
     def renew(self) -> bool:
         """Forget what was refused; False when that was done a moment ago."""

@@ -17,6 +17,7 @@ from urllib.parse import quote, quote_from_bytes
 from gpufs.errors import NotFound
 from gpufs.metrics import Metrics
 from gpufs.source.answers import refusal
+from gpufs.source.base import Origin
 from gpufs.source.flat.listing import Listed, Listing, NotAListing
 from gpufs.source.flat.versions import with_md5
 from gpufs.source.flat.web import WebStore
@@ -65,6 +66,9 @@ class GsSource(WebStore):
         if self._credentials is not None:
             headers["Authorization"] = f"Bearer {self._credentials.token()}"
         return url
+
+    def origin(self) -> Origin | None:
+        return None if self._credentials is None else self._credentials.origin()
 
     def _renew(self) -> bool:
         return self._credentials is not None and self._credentials.renew()

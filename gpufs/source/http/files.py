@@ -12,7 +12,7 @@ from gpufs.errors import VersionGone
 from gpufs.metrics import Metrics
 from gpufs.source import netrc
 from gpufs.source.answers import refusal
-from gpufs.source.base import ObjectRef
+from gpufs.source.base import ObjectRef, Origin
 from gpufs.source.flat.versions import condition, is_same, version_of
 from gpufs.source.ranges import get_range
 from gpufs.source.retry import Load, Retry
@@ -46,6 +46,7 @@ class HttpFiles:
         self._user = parts.netloc.rpartition("@")[0]
         self._metrics = metrics
         self._retry = Retry(metrics, load)
+        self._ca_bundle = ca_bundle
         self._web = Web(ca_bundle, _REDIRECTS)
         self._headers: dict[str, str] | None = None
 
@@ -134,6 +135,12 @@ class HttpFiles:
         waited: float = 0.0,
     ) -> T:
         return self._retry.run(what, attempt, deadline=deadline, spent=spent, waited=waited)
+
+    def address(self) -> tuple[str, str | None]:
+        return self.base, str(self._ca_bundle) if self._ca_bundle else None
+
+    def origin(self) -> Origin | None:
+        return Origin("~/.netrc", None) if "Authorization" in self._authorised() else None
 
     def close(self) -> None:
         self._web.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpufs.errors import AccessDenied, NotADirectory, NotFound
 from gpufs.metrics import Metrics
-from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page
+from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Origin, Page
 from gpufs.source.directories import walk_by_lists
 from gpufs.source.flat.keys import fault_of
 from gpufs.source.retry import Load
@@ -82,6 +82,12 @@ class HttpSource:
 
     def downloads(self) -> None:
         return None
+
+    def address(self) -> tuple[str, str | None]:
+        return self._files.address()
+
+    def origin(self) -> Origin | None:
+        return self._files.origin()
 
     def close(self) -> None:
         self._files.close()

@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from gpufs.errors import NotADirectory, NotFound, RemoteFailed
 from gpufs.metrics import Metrics
-from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page
+from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Origin, Page
 from gpufs.source.flat.keys import split_key
 from gpufs.source.retry import Load
 from gpufs.source.web import Answer
@@ -96,6 +96,12 @@ class ManifestSource:
 
     def downloads(self) -> None:
         return None
+
+    def address(self) -> tuple[str, str | None]:
+        return self._files.address()
+
+    def origin(self) -> Origin | None:
+        return self._files.origin()
 
     def close(self) -> None:
         self._files.close()

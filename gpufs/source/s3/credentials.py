@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from gpufs.errors import AccessDenied, GpufsError
+from gpufs.source.base import Origin
 from gpufs.source.retry import Transient
 
 if TYPE_CHECKING:
@@ -68,6 +69,12 @@ class Credentials:
                 self._found = self._look_up()
                 self.generation += 1
                 return self._freeze(self._found)
+
+    def origin(self) -> Origin:
+        """Raises as current()."""
+        self.current()
+        ends = getattr(self._found, "_expiry_time", None)  # only of those that can be renewed
+        return Origin(f"{self._found.method}", ends.timestamp() if ends is not None else None)
 
     def renew(self, refused: int) -> bool:
         """Look the credentials up anew after the server refused those of generation `refused`.

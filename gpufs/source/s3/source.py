@@ -12,7 +12,7 @@ from urllib.parse import quote, quote_from_bytes
 
 from gpufs.errors import GpufsError, NotFound, VersionGone
 from gpufs.metrics import Metrics
-from gpufs.source.base import ObjectRef
+from gpufs.source.base import ObjectRef, Origin
 from gpufs.source.flat.listing import Listed, Listing, NotAListing
 from gpufs.source.flat.source import CHECK_DEADLINE, FlatSource
 from gpufs.source.flat.versions import version_of
@@ -105,6 +105,15 @@ class S3Source(FlatSource):
             return data
 
         return self._run(f"reading {Subject(self._bucket, key)}", attempt, spent=spent, waited=waited)
+
+    def address(self) -> tuple[str, str | None]:
+        session = open_session(self._settings)
+        region = self._region or configured_region(self._settings, session)
+        location = locate(self._bucket, self._settings, session, region)
+        return location.url(b""), location.ca_bundle
+
+    def origin(self) -> Origin | None:
+        return None if self._credentials is None else self._credentials.origin()
 
     def close(self) -> None:
         with self._lock:

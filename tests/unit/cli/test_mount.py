@@ -376,7 +376,7 @@ def test_a_user_who_may_not_share_is_told_how(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(mount, "_users_may_share", lambda: False)
+    monkeypatch.setattr(mount, "users_may_share", lambda: False)
     monkeypatch.setattr(os.path, "exists", lambda path: True)
     assert main(["mount", "s3://b", str(data), "-o", "allow_other"]) == 1
     assert "user_allow_other" in capsys.readouterr().err
