@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
@@ -96,6 +97,21 @@ def test_other_mounts_are_left_alone(weed: S3Endpoint, bucket: Bucket, mount: Mo
     (mounted.path / "precious").write_text("mine")
     assert "is a mount point already (tmpfs of mine)" in refused()
     assert (mounted.path / "precious").read_text() == "mine"
+
+
+def test_a_dead_mount_of_another_filesystem_is_left_alone(mount: MountFactory, tmp_path: Path) -> None:
+    """Case 20: also one whose daemon is gone; it may be wanted back."""
+    mounted = mount(str(tmp_path), start=False)
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mount(b"theirs", os.fsencode(mounted.path), b"fuse.other", 0, options.encode()) == 0
+    os.close(device)
+    assert is_dead(mounted.path)
+    done = mounted.command("mount", mounted.source, str(mounted.path), "-o", mounted.option_text())
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    assert "is a mount point already (fuse.other of theirs)" in done.stderr
+    assert is_dead(mounted.path), "it is still there"
 
 
 def test_a_mount_point_that_is_none(weed: S3Endpoint, mount: MountFactory, tmp_path: Path) -> None:
