@@ -33,6 +33,7 @@ GAUGES = {
     "orders": ("", "Orders of reading that are known, by announcement or by themselves."),
     "warm_ups": ("", "Warm-ups under way."),
     "source_failing": ("", "1 when the latest request to the source has failed."),
+    "shared_cache": ("", "0: there is none; 1: all is well; 2: it takes nothing; 3: it is left alone."),
     "fast_path": ("", "1 when the fast path process stands before the filesystem process."),
     "passthrough": ("", "1 when the kernel reads cached files by itself."),
 }
@@ -163,6 +164,12 @@ class Metrics:
         self.remote_errors = Counter("Requests to the source that failed, repeats included.")
         self.retries = Counter("Requests that were repeats of a failed one.")
         self.throttled = Counter("Requests the source was too busy for: 503, 429, silence, refused.")
+        self.shared_hits = Counter("Objects and chunks that the shared cache had.")
+        self.shared_misses = Counter("Objects and chunks that it did not have, or not in time.")
+        self.shared_corrupt = Counter("Entries of it that were damaged, or something else.")
+        self.shared_writes = Counter("Objects and chunks written into it.")
+        self.shared_dropped = Counter("Objects and chunks that were not, for it is slow, full or gone.")
+        self.shared_errors = Counter("Requests to it that failed.")
         self.evictions = Counter("Cache entries removed to keep the limits.")
         self.not_admitted = Counter("Objects and chunks served without being kept, for what is kept.")
         self.compressed = Counter("Objects that were kept compressed.")

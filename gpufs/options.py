@@ -171,6 +171,12 @@ def _parse_url(text: str) -> str:
     return text
 
 
+def _parse_store(text: str) -> str:
+    if not text.startswith("s3://") or "@" in text:  # not repeated: there may be a password in it
+        raise ValueError("write s3://bucket[/prefix], without credentials; any server of S3 will do")
+    return text
+
+
 def _parse_rate(text: str) -> int:
     size = parse_size(text).bytes
     if not size:
@@ -192,6 +198,7 @@ _TEXT = _Kind("NAME", str)
 _PATH = _Kind("PATH", lambda text: Path(os.path.abspath(os.path.expanduser(text))))
 _PLACE = _Kind("FILE|URL", lambda text: text if "://" in text else os.path.abspath(os.path.expanduser(text)))
 _ADDRESS = _Kind("URL", _parse_url)
+_STORE = _Kind("URL", _parse_store)
 _SIZE = _Kind("SIZE", parse_size, format_size)
 _RATE = _Kind("SIZE", _parse_rate, lambda value: format_size(Size(bytes=value)))
 _TIME = _Kind("TIME", parse_time, format_time)
@@ -247,6 +254,15 @@ class Options:
     )
     cache_size: Size = _option(_SIZE, "most space the cache may take", default=Size(percent=80.0))
     min_free: Size = _option(_SIZE, "space of the cache's disk to leave free", default=Size(percent=5.0))
+    shared_cache: str | None = _option(
+        _STORE, "second cache that several hosts share, s3://bucket[/prefix]; default: none", default=None
+    )
+    shared_cache_endpoint_url: str | None = _option(
+        _ADDRESS, "address of its server; default: AWS, or what the AWS files say", default=None
+    )
+    shared_cache_profile: str | None = _option(
+        _TEXT, "profile of the AWS configuration files for it", default=None
+    )
     policy: Policy = _option(
         _choice("epoch", "lru"),
         "what makes room in a full cache: what no epoch needs, or the least recently used",

@@ -44,6 +44,7 @@ from gpufs.metrics import Metrics
 from gpufs.mounting import shown_source
 from gpufs.observe.figures import Figures, Process
 from gpufs.options import MountConfig
+from gpufs.shared import FLUSH, State, TierThread, open_tier
 from gpufs.source import Kind, Source, open_configured
 from gpufs.source.health import Health, WatchedSource
 from gpufs.view import Ownership, View
@@ -106,6 +107,13 @@ class Mount:
             policy=options.policy,
         )
         self._index = Index(self._cache.index_directory(self._source.id), self._source.id)
+        own = self._page.own(FILESYSTEM)
+
+        def show(state: State) -> None:
+            own[Own.SHARED] = state
+
+        tier = open_tier(options, self.metrics, show)
+        self._shared = TierThread(tier) if tier is not None else None
         self._objects = FetchProcess(config.to_json(), self._page)
         self._tree: Tree
         self._warmups: Warmups
@@ -128,6 +136,8 @@ class Mount:
                 raise error from None
             raise
         finally:
+            if self._shared is not None:
+                self._shared.close(FLUSH)
             self._objects.close()  # before the cache: the last who uses it leaves it clean
             if all(used.join(JOIN_PATIENCE) for used in self._index_users):
                 self._index.close()
@@ -156,7 +166,7 @@ class Mount:
             if self._index.listed(ROOT) is None:  # a known tree is shown at once, source or no source
                 await self._workers.run(self._source.check)
                 await tree.lookup(ROOT, b"")
-            fetcher = Fetcher(self._source, self._cache, self._traffic, nursery)
+            fetcher = Fetcher(self._source, self._cache, self._traffic, nursery, self._shared)
             prefetch = self._prefetch = Prefetch(
                 self._index, self._cache, fetcher, self._objects.ahead, nursery
             )
@@ -343,6 +353,7 @@ class Mount:
             "cache_objects": usage.objects,
             "cache_limit": usage.limit,
             "bandwidth_limit": self._config.options.bandwidth_limit,
+            "shared_cache": self._shared_cache(),
             "on_their_way": {
                 "small": shown(self._page, FETCH),
                 "large": shown(self._page, FILESYSTEM),
@@ -388,12 +399,21 @@ class Mount:
                 "orders": len(self._prefetch.shown()),
                 "warm_ups": len(self._warmups.shown()),
                 "source_failing": int(self._health.error is not None),
+                "shared_cache": max(self._page.own(process)[Own.SHARED] for process in (FETCH, FILESYSTEM)),
                 "fast_path": int(self._link is not None),
                 "passthrough": int(self._passthrough),
             },
             times={name: times + theirs[name] for name, times in self.metrics.times().items()},
             processes=[Process(*waiter) for waiter in waiters[:MOST_SHOWN]],
         ).to_json()
+
+    def _shared_cache(self) -> dict[str, str] | None:
+        """How it is, as the process for small objects and the one for large ones see it."""
+        if self._shared is None:
+            return None
+        small, large = (State(self._page.own(process)[Own.SHARED]) for process in (FETCH, FILESYSTEM))
+        url = self._config.options.shared_cache or ""
+        return {"url": url, "small": small.name.lower(), "large": large.name.lower()}
 
     def _supervisor(self) -> int:
         """The pid of the supervisor; 0 when there is none (any more)."""

@@ -82,6 +82,8 @@ def render(status: Status) -> str:
             f"{_passed_by(status)}{_compressed(status)}",
         ),
     ]
+    if shared := _shared(status):
+        rows.append(("shared", shared))
     if traffic := _traffic(status):
         rows.append(("traffic", traffic))
     rows += [("order", _order(order)) for order in status.get("orders", [])]
@@ -114,6 +116,26 @@ def _passed_by(status: Status) -> str:
 def _compressed(status: Status) -> str:
     count = status.get("compressed", 0)
     return f"; {count:,} kept compressed, {size_text(status['compressed_saved'])} less" if count else ""
+
+
+def _shared(status: Status) -> str:
+    """The cache that several hosts share; empty when there is none."""
+    shared = status.get("shared_cache")
+    if not shared:
+        return ""
+    said = [
+        f"{printable(shared['url'])}: {counted(status['shared_hits'], 'hit')}, "
+        f"{counted(status['shared_misses'], 'miss', 'misses')}, {status['shared_writes']:,} written"
+    ]
+    for name, what in (("corrupt", "damaged"), ("dropped", "not written"), ("errors", "failed requests")):
+        if count := status[f"shared_{name}"]:
+            said.append(f"{count:,} {what}")
+    states = {shared["small"], shared["large"]}
+    if "left_alone" in states:
+        said.append("LEFT ALONE: it does not answer, the source serves")
+    elif "read_only" in states:
+        said.append("ONLY READ: it takes nothing")
+    return "; ".join(said)
 
 
 def _traffic(status: Status) -> str:

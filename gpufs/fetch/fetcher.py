@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 
 import trio
@@ -14,6 +15,7 @@ from gpufs.fetch.flight import SingleFlight
 from gpufs.fetch.traffic import Importance, Sent, Traffic
 from gpufs.fetch.turns import Turn, Turns
 from gpufs.fetch.workers import Workers
+from gpufs.shared import Part, TierThread, part_of
 from gpufs.source.base import ObjectRef, Source
 
 UNKEPT_BYTES = 256 << 20  # chunks held in memory because the cache could not take them
@@ -22,8 +24,17 @@ UNKEPT_BYTES = 256 << 20  # chunks held in memory because the cache could not ta
 class Fetcher:
     """Brings chunks of one source into the cache, each once at a time, those that readers wait for first."""
 
-    def __init__(self, source: Source, cache: Cache, traffic: Traffic, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        source: Source,
+        cache: Cache,
+        traffic: Traffic,
+        nursery: trio.Nursery,
+        shared: TierThread | None = None,
+    ) -> None:
         self._source = source
+        self._source_id = source.id
+        self._shared = shared
         self._cache = cache
         self._turns = Turns(traffic, nursery)
         self._threads = Workers(MOST)  # never more than may be on their way
@@ -95,24 +106,50 @@ class Fetcher:
     async def _chunk(self, key: tuple[bytes, int], partial: Partial, ref: ObjectRef) -> None:
         turn = self._wanted[key]
         chunk = _Chunk(key[1], turn.most)
+        part = part_of(self._source_id, key[0], ref, key[1], turn.most) if self._shared is not None else None
         try:
             while True:
                 async with self._turns.taken(turn) as sent:
-                    kept = await self._threads.run(self._fetch, partial, ref, chunk, sent, turn.waited)
+                    kept = await self._threads.run(self._fetch, partial, ref, chunk, part, sent, turn.waited)
                 if not chunk.missing:
                     break
                 turn = self._wanted[key] = Turn(turn.importance, chunk.missing)
         finally:
             del self._wanted[key]
+            if self._shared is not None and part is not None and chunk.missing:
+                self._shared.give_up(part)
         if not kept:
             self._unkept.put(key, chunk.data)
 
-    def _fetch(self, partial: Partial, ref: ObjectRef, chunk: _Chunk, sent: Sent, waited: float) -> bool:
-        """Worker thread: the next bytes of the chunk, and when it is complete keep it; whether it was."""
-        data = self._source.read(ref, chunk.number * CHUNK + chunk.done, sent.size, waited=waited)
+    def _fetch(
+        self,
+        partial: Partial,
+        ref: ObjectRef,
+        chunk: _Chunk,
+        part: Part | None,
+        sent: Sent,
+        waited: float,
+    ) -> bool:
+        """Worker thread: the next bytes of the chunk, and when it is complete keep it; whether it was.
+
+        `part`: of the shared cache, which is asked once, for all of it.
+        """
+        data, shared = None, self._shared
+        if shared is not None and part is not None and not chunk.done:
+            began = time.monotonic()
+            data = shared.get(part, urgent=sent.importance < Importance.WARM)
+            waited += time.monotonic() - began
+        if data is None:
+            data = self._source.read(ref, chunk.number * CHUNK + chunk.done, sent.size, waited=waited)
+        else:
+            shared = None
         sent.arrive()
         chunk.add(data)
-        return not chunk.missing and partial.write(chunk.number, chunk.data)
+        if chunk.missing:
+            return False
+        if shared is not None and part is not None:
+            shared.keep(part, chunk.data)
+        return partial.write(chunk.number, chunk.data)
 
 
 class _Chunk:

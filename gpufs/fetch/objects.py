@@ -24,6 +24,7 @@ from gpufs.fetch.fill import EpochFill
 from gpufs.fetch.messages import Wanted, failure_of
 from gpufs.fetch.traffic import Importance, Sent, Traffic
 from gpufs.metrics import Metrics
+from gpufs.shared import FLUSH, Part, Tier, part_of
 from gpufs.source.base import ObjectRef, Source
 from gpufs.source.retry import DEADLINE
 
@@ -51,6 +52,8 @@ class _Flight:
     came: float = field(default_factory=time.monotonic)  # when it was wanted
     sent: Sent | None = None
     again: bool = False  # a first try has failed
+    part: Part | None = None  # of the shared cache, when that was asked
+    shared: bool = False  # it was there
 
     @property
     def early(self) -> bool:
@@ -77,10 +80,13 @@ class Objects:
         metrics: Metrics,
         answer: Answer,
         *,
+        shared: Tier | None = None,
         compress: bool = False,
     ) -> None:
         """`answer` must not keep the descriptor. `compress`: keep compressed what is worth it."""
         self._source = source
+        self._source_id = source.id
+        self._shared = shared
         self._cache = cache
         self._ahead = ahead
         self._fill = fill
@@ -106,6 +112,8 @@ class Objects:
         self._downloads = source.downloads()
         if self._downloads is not None:
             self._poll.register(self._downloads.fileno(), select.EPOLLIN)
+        if shared is not None:
+            self._poll.register(shared.fileno(), select.EPOLLIN)
         self._threads.submit(source.prepare)
 
     def fileno(self) -> int:
@@ -114,7 +122,8 @@ class Objects:
 
     def timeout(self) -> float | None:
         """Seconds after which turn() has something to do in any case."""
-        timeouts = [self._start_again, self._downloads.timeout() if self._downloads is not None else None]
+        timeouts = [self._start_again]
+        timeouts += [each.timeout() for each in (self._downloads, self._shared) if each is not None]
         return min((timeout for timeout in timeouts if timeout is not None), default=None)
 
     def demand(self, asker: int, wanted: Wanted) -> None:
@@ -161,12 +170,24 @@ class Objects:
         if self._downloads is not None:
             for flight, data in self._downloads.turn():
                 self._arrived(flight, data)
+        if self._shared is not None:
+            for flight, data in self._shared.turn():
+                if data is not None:
+                    flight.shared = True
+                    self._arrived(flight, data)
+                else:
+                    self._fetch(flight)
         wait = self._start_waiting()
         if not self._waiting:
             wait = self._start_named()
             if wait == math.inf:  # else what was named has to wait, and a fill would take its turn
                 wait = self._fill_up()
         self._start_again = None if wait == math.inf else wait
+
+    def close(self) -> None:
+        """Write into the shared cache what is still to be written, for a short time."""
+        if self._shared is not None:
+            self._shared.flush(FLUSH)
 
     def _start_waiting(self) -> float:
         """What readers wait for. Seconds after which more may be started; inf: when something has landed."""
@@ -218,7 +239,18 @@ class Objects:
         self._flights[flight.digest] = flight
         outside = flight.directory is None or not self._fill.filling(flight.directory)
         flight.sent = self._traffic.began(flight.importance, flight.ref.size, outside=outside)
-        if self._downloads is None or self._cache.verifying or not self._downloads.start(flight.ref, flight):
+        if self._cache.verifying:
+            self._read(flight)
+            return
+        if self._shared is not None:
+            flight.part = part_of(self._source_id, flight.digest, flight.ref)
+            if self._shared.ask(flight.part, flight, urgent=not flight.early):
+                return
+        self._fetch(flight)
+
+    def _fetch(self, flight: _Flight) -> None:
+        """From the source."""
+        if self._downloads is None or not self._downloads.start(flight.ref, flight):
             self._read(flight)
 
     def _arrived(self, flight: _Flight, data: memoryview | GpufsError | None) -> None:
@@ -259,12 +291,17 @@ class Objects:
             self._submit(partial(self._try_to_read, flight), self._threads)
 
     def _read_again(self, flight: _Flight) -> None:
+        if flight.shared:  # undamaged there, and yet other bytes than the source has
+            self._metrics.shared_corrupt.add()
+            flight.shared = False
         flight.again = True
         self._read(flight)
 
-    def _has_read(self, flight: _Flight, fd: int | None, error: GpufsError | None) -> None:
+    def _has_read(
+        self, flight: _Flight, fd: int | None, error: GpufsError | None, data: memoryview | None = None
+    ) -> None:
         self._reading -= 1
-        self._landed(flight, fd, error)
+        self._landed(flight, fd, error, data)
         self._read_next()
 
     def _submit(self, work: Callable[[], Callable[[], None]], threads: ThreadPoolExecutor) -> None:
@@ -279,18 +316,18 @@ class Objects:
     # -- in any thread; what they return is for the one
 
     def _try_to_keep(self, flight: _Flight, data: memoryview, compress: bool) -> Callable[[], None]:
-        assert self._downloads is not None
         try:
-            if not self._downloads.intact(flight.ref, data):
+            if self._downloads is not None and not self._downloads.intact(flight.ref, data):
                 return lambda: self._read_again(flight)
             fd = self._cache.publish(flight.digest, data, purpose=flight.purpose, compress=compress)
         except Exception as error:
             failure = failure_of(error, log)
             return lambda: self._landed(flight, None, failure)
-        return lambda: self._landed(flight, fd, None)
+        return lambda: self._landed(flight, fd, None, data)
 
     def _try_to_read(self, flight: _Flight) -> Callable[[], None]:
         """May wait."""
+        data = None
         try:
             fd = self._cache.rescue(flight.digest)
             if fd is None:
@@ -302,7 +339,7 @@ class Objects:
         except Exception as error:
             failure = failure_of(error, log)
             return lambda: self._has_read(flight, None, failure)
-        return lambda: self._has_read(flight, fd, None)
+        return lambda: self._has_read(flight, fd, None, data)
 
     def _ask(self, flight: _Flight) -> memoryview:
         """The first try is a part of the deadline, and so is the wait for a turn and a thread."""
@@ -316,8 +353,16 @@ class Objects:
 
     # -- in the one again
 
-    def _landed(self, flight: _Flight, fd: int | None, error: GpufsError | None) -> None:
+    def _landed(
+        self, flight: _Flight, fd: int | None, error: GpufsError | None, data: memoryview | None = None
+    ) -> None:
+        """`data`: what came for it."""
         del self._flights[flight.digest]
+        if self._shared is not None and flight.part is not None and not flight.shared:
+            if data is not None:
+                self._shared.keep(flight.part, data)
+            else:
+                self._shared.give_up(flight.part)
         if flight.sent is not None:
             self._traffic.ended(flight.sent, succeeded=error is None)
         for asker in flight.asked:

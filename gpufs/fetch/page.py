@@ -35,6 +35,7 @@ class Own(IntEnum):
     REQUESTS = 6  # on their way
     BYTES = 7
     CEILING = 8  # requests that may be
+    SHARED = 9  # the State of the shared cache
 
 
 class SharedPage:

@@ -23,12 +23,13 @@ from gpufs.fetch.ahead import Ahead
 from gpufs.fetch.fill import EpochFill
 from gpufs.fetch.messages import MESSAGE_SIZE, Named, Through, pack_answer, unpack_request
 from gpufs.fetch.objects import Objects
-from gpufs.fetch.page import FETCH, SharedPage
+from gpufs.fetch.page import FETCH, Own, SharedPage
 from gpufs.fetch.traffic import Traffic
 from gpufs.index import Index
 from gpufs.logs import setup_logging
 from gpufs.metrics import Metrics
 from gpufs.options import MountConfig
+from gpufs.shared import State, open_tier
 from gpufs.source import open_configured
 
 REQUESTS_PER_TURN = 64
@@ -51,6 +52,11 @@ class Service:
             policy=options.policy,
         )
         index = Index(self._cache.index_directory(source.id), source.id)
+        own = page.own(FETCH)
+
+        def show(state: State) -> None:
+            own[Own.SHARED] = state
+
         self._ahead = Ahead(index, self._cache, self._tell)
         fill = EpochFill(index, self._cache)
         self._objects = Objects(
@@ -61,6 +67,7 @@ class Service:
             traffic,
             metrics,
             self._answer,
+            shared=open_tier(options, metrics, show),
             compress=options.compress == "auto",
         )
 
@@ -78,6 +85,7 @@ class Service:
                 self._objects.turn()
 
     def close(self) -> None:
+        self._objects.close()
         self._cache.close()
 
     def _take_requests(self) -> bool:

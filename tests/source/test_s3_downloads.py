@@ -74,7 +74,7 @@ class Driver:
         """As after the first read(), and with credentials at hand."""
         self.made.source.prepare()
         end = time.monotonic() + PATIENCE
-        while not self.downloads._on_the_way():
+        while not self.downloads._signpost.ready():
             assert time.monotonic() < end
             for thread in threading.enumerate():
                 if thread.name == "gpufs credentials":

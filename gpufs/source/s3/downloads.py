@@ -8,42 +8,29 @@ other credentials, another region, odd keys, and every kind of failure.
 from __future__ import annotations
 
 import math
-import select
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from gpufs.errors import GpufsError, NotFound, ObjectArchived, VersionGone
 from gpufs.metrics import Metrics
 from gpufs.source.base import ObjectRef
 from gpufs.source.flat.versions import condition, is_same
+from gpufs.source.multi import Multi
 from gpufs.source.retry import Transient
 
-from .credentials import Credentials, Secret
+from .credentials import Secret
 from .keys import plain_text
-from .location import Location
 from .objects import modified_ns
 from .signed import CONNECT_TIMEOUT, READ_TIMEOUT
 from .translate import Subject, refusal_of_answer
+from .way import Signpost, Way
 
 WHOLE_TIMEOUT = 30.0  # seconds for one object; read() has its turn after that, within the same deadline
-_SECRET_HOLDS = 60.0  # seconds until the credentials are asked for again
 _EMPTY_SHA256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _RECEIVE = 512 << 10  # bytes libcurl may take from a socket at once
-_CONNECTIONS = 256  # kept
 _LOOK_EVERY = 1.0  # seconds between looks for transfers of which nothing comes
 _MOST_REFUSAL = 4096  # bytes of the body of a refusal
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """To whom requests go now, and signed by whom (None: not signed)."""
-
-    location: Location
-    credentials: Credentials | None
-    requester_pays: bool
 
 
 class S3Downloads:
@@ -61,70 +48,57 @@ class S3Downloads:
         import pycurl
 
         self._curl = pycurl
-        self._find_way = way
+        self._signpost = Signpost(way)
         self._key = key
         self._metrics = metrics
         self._intact = intact
         self._trouble = trouble
-        self._way: Way | None = None
-        self._secret: Secret | None = None
-        self._secret_until = 0.0
-        self._asking = threading.Lock()  # held while a thread asks for the credentials
-        self._poll = select.epoll()
-        self._due: float | None = 0.0
-        self._watched: set[int] = set()
+        self._way: Way | None = None  # of those that are idle
         self._idle: list[_Transfer] = []
         self._active: set[_Transfer] = set()
         self._look_at = math.inf  # when to look for those that are silent
         self._busy = {pycurl.E_COULDNT_CONNECT, pycurl.E_OPERATION_TIMEDOUT}
-        self._multi = pycurl.CurlMulti()
-        self._multi.setopt(pycurl.M_MAXCONNECTS, _CONNECTIONS)
-        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
-        self._multi.setopt(pycurl.M_TIMERFUNCTION, self._set_timer)
+        self._multi = Multi()
 
     def fileno(self) -> int:
-        return self._poll.fileno()
+        return self._multi.fileno()
 
     def timeout(self) -> float | None:
-        at = min(self._look_at, math.inf if self._due is None else self._due)
-        return None if at == math.inf else max(0.0, at - time.monotonic())
+        look, due = self._look_at - time.monotonic(), self._multi.timeout()
+        if due is None:
+            return None if look == math.inf else max(0.0, look)
+        return max(0.0, min(look, due))
 
     def start(self, ref: ObjectRef, ticket: Any) -> bool:
         key = self._key(ref.path)
-        if plain_text(key) is None or not self._on_the_way():
+        if plain_text(key) is None or not self._signpost.ready():
             return False
-        assert self._way is not None
-        transfer = self._idle.pop() if self._idle else _Transfer(self._curl, self._way)
-        transfer.begin(self._secret, key, ref, ticket)
+        way = self._signpost.way
+        assert way is not None
+        if way is not self._way:
+            self._way = way
+            self._idle.clear()
+        transfer = self._idle.pop() if self._idle else _Transfer(self._curl, way)
+        transfer.begin(self._signpost.secret, key, ref, ticket)
         self._metrics.remote_requests.add()
-        self._multi.add_handle(transfer.curl)
+        self._multi.add(transfer.curl)
         if not self._active:
             self._look_at = time.monotonic() + _LOOK_EVERY
         self._active.add(transfer)
         return True
 
     def turn(self) -> list[tuple[Any, memoryview | GpufsError | None]]:
-        pycurl = self._curl
-        for fd, events in self._poll.poll(0):
-            what = pycurl.CSELECT_IN if events & ~select.EPOLLOUT else 0
-            what |= pycurl.CSELECT_OUT if events & select.EPOLLOUT else 0
-            self._multi.socket_action(fd, what)
-        if self._due is not None and self._due <= time.monotonic():
-            self._due = None
-            self._multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+        self._multi.turn()
         done = self._finished() if self._active else []
         if time.monotonic() >= self._look_at:
             done += self._silent()
         return done
 
     def _finished(self) -> list[tuple[Any, memoryview | GpufsError | None]]:
-        done: list[tuple[Any, memoryview | GpufsError | None]] = []
-        more = True
-        while more:
-            more, succeeded, failed = self._multi.info_read()
-            done += [self._end(curl.transfer) for curl in succeeded]
-            done += [self._fail(curl.transfer, code in self._busy) for curl, code, _ in failed]
-        return done
+        return [
+            self._fail(curl.transfer, code in self._busy) if code else self._end(curl.transfer)
+            for curl, code in self._multi.ended()
+        ]
 
     def _end(self, transfer: _Transfer) -> tuple[Any, memoryview | GpufsError | None]:
         data = transfer.result()
@@ -148,7 +122,7 @@ class S3Downloads:
     def _take(
         self, transfer: _Transfer, data: memoryview | GpufsError | None
     ) -> tuple[Any, memoryview | GpufsError | None]:
-        self._multi.remove_handle(transfer.curl)
+        self._multi.remove(transfer.curl)
         self._active.discard(transfer)
         if isinstance(data, memoryview):
             self._metrics.remote_bytes.add(len(data))
@@ -162,55 +136,6 @@ class S3Downloads:
 
     def intact(self, ref: ObjectRef, data: memoryview) -> bool:
         return self._intact(ref, data)
-
-    # -- what libcurl asks of its driver
-
-    def _watch(self, what: int, fd: int, multi: object, data: object) -> None:
-        if what == self._curl.POLL_REMOVE:
-            self._watched.discard(fd)
-            self._poll.unregister(fd)
-            return
-        events = select.EPOLLIN if what & self._curl.POLL_IN else 0
-        events |= select.EPOLLOUT if what & self._curl.POLL_OUT else 0
-        if fd in self._watched:
-            self._poll.modify(fd, events)
-        else:
-            self._watched.add(fd)
-            self._poll.register(fd, events)
-
-    def _set_timer(self, milliseconds: int) -> None:
-        self._due = None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
-
-    # -- place and credentials
-
-    def _on_the_way(self) -> bool:
-        """Have the place and the credentials ready; False when they are not yet."""
-        way = self._find_way()
-        if way is None:
-            return False
-        if way is not self._way:
-            self._way = way
-            self._secret_until = 0.0
-            self._secret = None
-            self._idle.clear()
-        if way.credentials is None:
-            return True
-        if time.monotonic() > self._secret_until and self._asking.acquire(blocking=False):
-            threading.Thread(target=self._ask, args=[way], name="gpufs credentials", daemon=True).start()
-        return self._secret is not None
-
-    def _ask(self, way: Way) -> None:
-        """Thread: the credentials may have to be renewed, which takes requests of its own."""
-        try:
-            assert way.credentials is not None
-            secret = way.credentials.current()
-            if way is self._way:
-                self._secret = secret
-                self._secret_until = time.monotonic() + _SECRET_HOLDS
-        except Exception:
-            self._secret = None  # read() will say why
-        finally:
-            self._asking.release()
 
 
 class _Transfer:

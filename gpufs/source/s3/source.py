@@ -20,13 +20,14 @@ from gpufs.source.retry import Retry, Transient
 
 from .checksum import etag_is_keyed, is_md5, looks_like_md5, matches_stored
 from .credentials import Credentials
-from .downloads import S3Downloads, Way
+from .downloads import S3Downloads
 from .listing import parse_listing
 from .location import Location, configured_endpoint, configured_region, locate, open_session
 from .objects import Objects, modified_ns
 from .settings import S3Settings
 from .signed import Answer, SignedClient
 from .translate import CredentialsRefused, Subject, WrongRegion, refusal_of_answer
+from .way import Way
 
 _log = logging.getLogger(__name__)
 
@@ -76,16 +77,22 @@ class S3Source(FlatSource):
     def prepare(self) -> None:
         try:
             with suppress(Transient):
-                self._connect(CHECK_DEADLINE)
+                self.connect()
         except GpufsError as error:  # a mount that knows its tree would not ask for long
             _log.warning("nothing can be fetched: %s", error)
 
-    def downloads(self) -> S3Downloads:
-        def way() -> Way | None:
-            link = self._link
-            return link.way if link is not None else None
+    def connect(self) -> None:
+        """Find the way; may wait. Raises a GpufsError or Transient."""
+        self._connect(CHECK_DEADLINE)
 
-        return S3Downloads(way, self.key, self._intact, self._retry.load.trouble, self._metrics)
+    @property
+    def way(self) -> Way | None:
+        """To whom requests go now; None as long as none was sent."""
+        link = self._link
+        return link.way if link is not None else None
+
+    def downloads(self) -> S3Downloads:
+        return S3Downloads(lambda: self.way, self.key, self._intact, self._retry.load.trouble, self._metrics)
 
     def read(
         self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0

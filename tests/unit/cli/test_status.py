@@ -80,6 +80,18 @@ def test_what_was_not_kept_is_told() -> None:
     assert text in render(STATUS | {"not_admitted": 4000})
 
 
+def test_the_shared_cache_is_told_and_what_is_wrong_with_it() -> None:
+    assert "shared" not in render(STATUS)
+    counts = {"hits": 1200, "misses": 3, "writes": 2, "corrupt": 0, "dropped": 0, "errors": 0}
+    status = {f"shared_{name}": count for name, count in counts.items()}
+    status["shared_cache"] = {"url": "s3://tier/x", "small": "fine", "large": "fine"}
+    assert "\n  shared  s3://tier/x: 1,200 hits, 3 misses, 2 written\n" in render(STATUS | status)
+    status["shared_cache"] = {"url": "s3://tier/x", "small": "read_only", "large": "fine"}
+    assert "4 not written; ONLY READ" in render(STATUS | status | {"shared_dropped": 4})
+    status["shared_cache"] = {"url": "s3://tier/x", "small": "read_only", "large": "left_alone"}
+    assert "5 failed requests; LEFT ALONE" in render(STATUS | status | {"shared_errors": 5})
+
+
 def test_the_log_is_where_the_daemon_writes_it(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     with log.open("wb") as file, subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=file) as daemon:

@@ -30,6 +30,8 @@ ME = Announcer(1000, 1, "")
 
 
 class FakeSource:
+    id = "fake"
+
     def __init__(self) -> None:
         self.reads: list[tuple[bytes, int]] = []
 

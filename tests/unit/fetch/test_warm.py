@@ -90,6 +90,8 @@ class FakeTree:
 class FakeSource:
     """Of large files: read() waits while `gate` is closed."""
 
+    id = "fake"
+
     def __init__(self) -> None:
         self.reads: list[tuple[bytes, int]] = []
         self.errors: dict[bytes, Exception] = {}
