@@ -27,7 +27,8 @@ QUEUE_BYTES = 64 << 20  # of what is to be written; what comes when there are mo
 READS, WRITES = 16, 4  # at once: enough for what is near, and more would only wait for one another there
 PATIENCE = 2.0  # seconds without a byte
 SLOW, SLOWER = 0.5, 4  # seconds, and times what the source takes: then it is no cache
-WHOLE_READ, WHOLE_WRITE = 5.0, 10.0  # seconds
+LEAST_RATE = 1 << 20  # bytes a second, after that time
+WHOLE_WRITE = 10.0  # seconds
 LEASE = 3.0  # seconds for which a claim holds that is not renewed
 RENEW = 1.0  # seconds after which it is
 LONGEST_CLAIM = 60.0  # seconds for which it is
@@ -248,8 +249,9 @@ class Tier:
 
     def _look(self, ask: _Ask) -> None:
         limit = max(ask.part.entry_size, CLAIM_SIZE)
+        whole = PATIENCE + limit / LEAST_RATE
         done = partial(self._got, ask)
-        self._line.send(Exchange("GET", ask.part.name, done, PATIENCE, whole=WHOLE_READ, limit=limit))
+        self._line.send(Exchange("GET", ask.part.name, done, PATIENCE, whole=whole, limit=limit))
 
     def _got(self, ask: _Ask, exchange: Exchange) -> None:
         if not self._answered(exchange):

@@ -20,6 +20,7 @@ from tests.bench import (
     policy,
     prefetch,
     scheduler,
+    shared,
     startup,
     warm,
 )
@@ -40,6 +41,7 @@ MODULES = (
     prefetch,
     scheduler,
     nfs,
+    shared,
 )
 
 

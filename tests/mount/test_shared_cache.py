@@ -195,7 +195,7 @@ def test_an_entry_that_is_damaged_is_fetched_from_the_source(
 def test_a_shared_cache_that_fails_is_not_felt_for_long(
     host: Callable[..., Mounted], weed: S3Endpoint, proxy: Proxy, trouble: str
 ) -> None:
-    """2 s at most, for those who wait when it begins, and half a second more for whatever machine this is."""
+    """2 s at most, for those who wait when it begins; the rest is for the source, and the machine."""
     objects = files(400)
     with listing_server(objects) as (_, endpoint):
         between = proxy(weed)
@@ -213,7 +213,7 @@ def test_a_shared_cache_that_fails_is_not_felt_for_long(
         )
         begin = time.monotonic()
         read_all(mounted, objects)
-        assert time.monotonic() - begin < (7.5 if trouble == "dribble" else 5)
+        assert time.monotonic() - begin < 5
         between.clear()
 
 
@@ -259,16 +259,19 @@ def test_a_shared_cache_that_takes_nothing_is_still_read(
     host: Callable[..., Mounted], weed: S3Endpoint, proxy: Proxy, status: int, code: str
 ) -> None:
     objects = files(100)
-    half = dict(list(objects.items())[:50])
     with listing_server(objects) as (_, endpoint):
         first = host(endpoint)
-        read_all(first, half)
+        read_all(first, objects)
         first.umount()
+        client, name = weed.client(), first.options["shared_cache"].split("/")[2]
+        listed = client.list_objects_v2(Bucket=name)["Contents"]
+        for each in listed[:50]:
+            client.delete_object(Bucket=name, Key=each["Key"])
         between = proxy(weed)
         between.add(Fault("status", kind="PUT", status=status, code=code))
         mounted = host(endpoint, tier=between.url)
         read_all(mounted, objects)
-        assert mounted.count("shared_hits") >= 50
+        assert mounted.count("shared_hits") == 50
         assert mounted.status()["shared_cache"]["small"] == "read_only"
         log = mounted.log()
         assert log.count("takes nothing and is only read") == 1 and code in log
@@ -289,6 +292,7 @@ def test_a_url_that_cannot_be_is_refused_and_no_secret_is_repeated(
 ) -> None:
     with listing_server({}) as (_, endpoint):
         mounted = host(endpoint, start=False, shared_cache=url)
+        mounted.may_log_errors = True
         done = mounted.command("mount", mounted.source, str(mounted.path), "-o", mounted.option_text())
         assert done.returncode != 0
         assert said in done.stderr and "secret" not in done.stderr

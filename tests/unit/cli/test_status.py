@@ -85,7 +85,7 @@ def test_the_shared_cache_is_told_and_what_is_wrong_with_it() -> None:
     counts = {"hits": 1200, "misses": 3, "writes": 2, "corrupt": 0, "dropped": 0, "errors": 0}
     status = {f"shared_{name}": count for name, count in counts.items()}
     status["shared_cache"] = {"url": "s3://tier/x", "small": "fine", "large": "fine"}
-    assert "\n  shared  s3://tier/x: 1,200 hits, 3 misses, 2 written\n" in render(STATUS | status)
+    assert "\n  shared  s3://tier/x: 1,200 hits, 3 misses, 2 written" in render(STATUS | status)
     status["shared_cache"] = {"url": "s3://tier/x", "small": "read_only", "large": "fine"}
     assert "4 not written; ONLY READ" in render(STATUS | status | {"shared_dropped": 4})
     status["shared_cache"] = {"url": "s3://tier/x", "small": "read_only", "large": "left_alone"}
