@@ -161,7 +161,7 @@ class Wire:
         self._multi.remove(handle.curl)
         self._active.discard(exchange)
         exchange.handle = handle.exchange = None
-        if handle.way is self._way:
+        if handle.way is self._way and len(exchange.upload) <= _WORDS:  # it holds the last one until the next
             self._idle.append(handle)
         exchange.done(exchange)
 

@@ -25,6 +25,7 @@ from gpufs.fetch.traffic import ADVANCE_REQUESTS as AT_ONCE
 from gpufs.index import Index, Inode
 from gpufs.metrics import Metrics
 from gpufs.options import Size
+from gpufs.shared import Part, part_of
 from gpufs.source.base import ObjectRef
 from tests.unit.fetch.helpers import add_files, traffic_of
 
@@ -108,6 +109,54 @@ class FakeSource:
         return memoryview(content(ref.path, ref.size))[offset : offset + length]
 
 
+class FakeTier:
+    """A shared cache that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.closed = False  # it is left alone
+        self.asked: dict[str, tuple[Any, bool]] = {}
+        self.kept: dict[str, bytes] = {}
+        self.given_up: list[str] = []
+        self.flushed = False
+        self._come: list[tuple[Any, memoryview | None]] = []
+        self._ready = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def fileno(self) -> int:
+        return self._ready
+
+    def timeout(self) -> float | None:
+        return None
+
+    def ask(self, part: Part, ticket: Any, *, urgent: bool = True) -> bool:
+        if not self.closed:
+            self.asked[part.name] = ticket, urgent
+        return not self.closed
+
+    def come(self, inode: Inode, data: bytes | None) -> None:
+        ticket, _ = self.asked.pop(part_for(inode).name)
+        self._come.append((ticket, None if data is None else memoryview(data)))
+        os.eventfd_write(self._ready, 1)
+
+    def turn(self) -> list[tuple[Any, memoryview | None]]:
+        if self._come:
+            os.eventfd_read(self._ready)
+        come, self._come = self._come, []
+        return come
+
+    def keep(self, part: Part, data: memoryview) -> None:
+        self.kept[part.name] = bytes(data)
+
+    def give_up(self, part: Part) -> None:
+        self.given_up.append(part.name)
+
+    def flush(self, seconds: float) -> None:
+        self.flushed = True
+
+
+def part_for(inode: Inode) -> Part:
+    return part_of("fake", inode.digest, ObjectRef(inode.name, inode.version, inode.size))
+
+
 class World:
     def __init__(
         self,
@@ -117,6 +166,7 @@ class World:
         cache_size: int = 1 << 30,
         boot_id: str = "boot",
         compress: bool = False,
+        shared: bool = False,
     ) -> None:
         self.metrics = Metrics()
         self.cache = Cache(
@@ -133,6 +183,7 @@ class World:
         self.through: dict[int, tuple[Through, GpufsError | None]] = {}
         self.ahead = Ahead(self.index, self.cache, self._told)
         self.traffic = traffic_of(self.metrics)
+        self.tier = FakeTier()
         self.objects = Objects(
             self.source,  # type: ignore[arg-type]
             self.cache,
@@ -141,6 +192,7 @@ class World:
             self.traffic,
             self.metrics,
             self._answer,
+            shared=self.tier if shared else None,  # type: ignore[arg-type]
             compress=compress,
         )
 
@@ -188,6 +240,7 @@ class World:
         os.close(self.objects._wake)
         self.objects._poll.close()
         self.downloads.close()
+        os.close(self.tier.fileno())
         self.index.close()
         self.cache.close()
 
@@ -237,6 +290,72 @@ def test_what_downloads_refuse_is_read(world: World) -> None:
     world.until(lambda: world.answers)
     assert world.answers == {0: content(inode.name, SIZE)}
     assert world.source.reads == [(inode.name, 0.0)]
+
+
+def test_what_the_shared_cache_has_is_not_fetched(make: Callable[..., World]) -> None:
+    world = make(shared=True)
+    inode = world.files(1)[0]
+    world.demand(inode, inode)
+    assert world.tier.asked[part_for(inode).name][1], "a reader waits for it"
+    world.tier.come(inode, content(inode.name, SIZE))
+    world.until(lambda: len(world.answers) == 2)
+    assert set(world.answers.values()) == {content(inode.name, SIZE)}
+    assert not world.downloads.started and not world.source.reads
+    assert not world.tier.kept and not world.tier.given_up
+    assert world.cache.has_object(inode.digest)
+
+
+@pytest.mark.parametrize("downloads", [True, False])
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_it_does_not_have_is_fetched_and_given_to_it(
+    make: Callable[..., World], downloads: bool, closed: bool
+) -> None:
+    world = make(shared=True, downloads=downloads)
+    world.tier.closed = closed
+    inode = world.files(1)[0]
+    world.demand(inode)
+    if not closed:
+        assert not world.downloads.started and not world.source.reads
+        world.tier.come(inode, None)
+    world.until(lambda: world.downloads.started or world.source.reads)
+    if downloads:
+        world.downloads.come()
+    world.until(lambda: world.answers)
+    assert world.answers == {0: content(inode.name, SIZE)}
+    assert world.tier.kept == {part_for(inode).name: content(inode.name, SIZE)}
+    assert not world.tier.given_up
+
+
+def test_what_cannot_be_fetched_is_given_up(make: Callable[..., World]) -> None:
+    """Or other hosts would wait for it."""
+    world = make(shared=True, downloads=False)
+    inode = world.files(1)[0]
+    world.source.errors[inode.name] = VersionGone("gone")
+    world.demand(inode)
+    world.tier.come(inode, None)
+    world.until(lambda: world.answers)
+    assert isinstance(world.answers[0], VersionGone)
+    assert world.tier.given_up == [part_for(inode).name] and not world.tier.kept
+
+
+def test_what_is_not_what_the_source_has_is_fetched_after_all(make: Callable[..., World]) -> None:
+    """Somebody has put an undamaged entry of other bytes there; the source's checksum tells."""
+    world = make(shared=True)
+    inode = world.files(1)[0]
+    world.downloads.damaged.add(inode.name)
+    world.demand(inode)
+    world.tier.come(inode, b"?" * SIZE)
+    world.until(lambda: world.answers)
+    assert world.answers == {0: content(inode.name, SIZE)}
+    assert world.read_paths() == [inode.name]
+    assert world.tier.kept == {part_for(inode).name: content(inode.name, SIZE)}
+    assert world.metrics.shared_corrupt.value == 1
+
+
+def test_at_the_end_what_waits_is_written(make: Callable[..., World]) -> None:
+    world = make(shared=True)
+    world.objects.close()
+    assert world.tier.flushed
 
 
 def test_what_came_meanwhile_is_not_fetched(world: World) -> None:
