@@ -182,8 +182,8 @@ class Metrics:
         self.fetch_time = Histogram(
             "From sending the first request for an object, or a piece of one, until its bytes were here."
         )
-        self.first_byte_time = Histogram(
-            "From sending a request for a small object until its answer began; not of every source."
+        self.answer_time = Histogram(
+            "From sending a request until its answer began, or where that is not known, was here."
         )
 
         self.counters = {name: item for name, item in vars(self).items() if isinstance(item, Counter)}

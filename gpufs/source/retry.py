@@ -110,10 +110,12 @@ class Retry:
             began = self._clock()
             try:
                 if tries == 1:
-                    return attempt(left)
-                with self.load.repeat(left - _LEAST):
-                    began = self._clock()
-                    result = attempt(max(budget - (began - start), _LEAST))
+                    result = attempt(left)
+                else:
+                    with self.load.repeat(left - _LEAST):
+                        began = self._clock()
+                        result = attempt(max(budget - (began - start), _LEAST))
+                self._metrics.answer_time.observe(self._clock() - began)
                 if told:
                     _log.info("%s: it worked, after %d tries in %.1f s", what, tries, self._clock() - start)
                 return result

@@ -49,7 +49,6 @@ def test_opens_are_counted_by_who_served_them_and_waits_by_who_waited(
         assert cold.times["miss_wait"].count == 7
         assert cold.times["miss_wait"].quantile(0.5) > DISTANCE / 1.42
         assert cold.times["fetch_time"].count == 7
-        assert cold.times["first_byte_time"].count <= 7
         mine = next(process for process in cold.processes if process.pid == pid)
         assert mine.command.startswith("python") and mine.waiting == 0
         assert 7 * DISTANCE <= mine.seconds == pytest.approx(cold.times["miss_wait"].seconds, rel=0.01)

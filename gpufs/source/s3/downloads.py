@@ -126,7 +126,7 @@ class S3Downloads:
         self._active.discard(transfer)
         if isinstance(data, memoryview):
             self._metrics.remote_bytes.add(len(data))
-            self._metrics.first_byte_time.observe(transfer.answered - transfer.began)
+            self._metrics.answer_time.observe(transfer.answered - transfer.began)
         elif not isinstance(data, VersionGone):  # that is an answer
             self._metrics.remote_errors.add()  # the repeat is counted by whoever makes it
         ticket = transfer.end()
