@@ -56,6 +56,7 @@ def open_source(
     settings: S3Settings,
     metrics: Metrics,
     load: Load | None = None,
+    *,
     nfs: NfsSettings | None = None,
 ) -> Source:
     """The source that `url` names. Nothing is asked of the data set yet; see Source.check.
@@ -109,7 +110,7 @@ def open_configured(config: MountConfig, metrics: Metrics, load: Load | None = N
         ca_bundle=options.ca_bundle,
     )
     nfs = NfsSettings(uid=options.nfs_uid, gid=options.nfs_gid, mount_port=options.nfs_mount_port)
-    return open_source(config.source, settings, metrics, load, nfs)
+    return open_source(config.source, settings, metrics, load, nfs=nfs)
 
 
 def local_directory(url: str) -> str | None:

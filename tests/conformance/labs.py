@@ -96,7 +96,7 @@ class NfsLab(FileLab):
     def _open(self, root: Path, metrics: Metrics | None) -> Source:
         url = self.server.url(str(root.relative_to(self.server.root)))
         settings = NfsSettings(mount_port=self.server.mount_port)
-        source = open_source(url, S3Settings(), metrics or Metrics(), settings)
+        source = open_source(url, S3Settings(), metrics or Metrics(), nfs=settings)
         self.sources.append(source)
         return source
 

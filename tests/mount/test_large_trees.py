@@ -43,8 +43,9 @@ def test_20_000_files_in_one_directory(many: tuple[ListingServer, S3Endpoint], m
     assert len(lines) == FILES + 1
     assert lines[-1].endswith(f"{FILES - 1:05d}.jpg")
     mounted.crawled()
-    # The listing that `ls` waited for, the crawl, the root's own and the check at mount.
-    assert scripted.counts["LIST"] <= 2 * FILES / 1000 + 4, scripted.counts
+    # The listing that `ls` waited for, the crawl (each of its ranges may cost a request), the root's own and
+    # the check at mount.
+    assert scripted.counts["LIST"] <= 2.1 * FILES / 1000 + 6, scripted.counts
     assert scripted.counts["GET"] == 0
     assert scripted.counts["HEAD"] <= 1, "one to find the bucket's region out, none per file"
     assert mounted.count("remote_requests") == sum(scripted.counts.values())
@@ -200,7 +201,7 @@ def private_memory(mounted: Mounted) -> int:
 
 
 def test_100_000_directories_of_one_object(mount: MountFactory) -> None:
-    """Case 15: known after about 100 requests, not 100,000; `find` finishes; memory stays flat.
+    """Case 15: known after about 110 requests, not 100,000; `find` finishes; memory stays flat.
 
     `find` goes through a tenth of them here, because all of them take it a minute.
     """
@@ -211,12 +212,12 @@ def test_100_000_directories_of_one_object(mount: MountFactory) -> None:
         before = private_memory(mounted)
         mounted.crawled()
         after_crawl = private_memory(mounted)
-        assert scripted.counts["LIST"] <= count / 1000 + 10, scripted.counts
+        assert scripted.counts["LIST"] <= 1.1 * count / 1000 + 5, scripted.counts
         assert (mounted.count("files"), mounted.count("directories")) == (count, count + 1000)
         scripted.counts.clear()
         tenth = [mounted.path / f"{number:03d}" for number in range(100)]
         assert len(run("find", *tenth, "-type", "f").splitlines()) == count / 10
         assert (mounted.path / "999/99999/x").read_bytes() == b"y"
         assert scripted.counts == {"GET": 1}
-        assert after_crawl - before < 16 << 20
-        assert private_memory(mounted) - before < 20 << 20
+        assert after_crawl - before < 24 << 20, "eight answers at once, and what their threads keep"
+        assert private_memory(mounted) - before < 28 << 20
