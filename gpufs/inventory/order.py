@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import marshal
+import struct
 import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
@@ -15,6 +16,7 @@ from gpufs.source.flat.listing import Listed
 
 _RUN = 200_000  # objects sorted in memory: about 60 MiB
 _BLOCK = 2000  # objects written and read together
+_LENGTH = struct.Struct("=I")  # of a block in bytes, before it
 _key = itemgetter(0)
 
 
@@ -66,16 +68,14 @@ def _in_turn(parts: list[Iterator[Listed]]) -> Iterator[Listed]:
 def _spill(run: list[Listed], scratch: Path) -> BinaryIO:
     file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115  # the caller's to close
     for at in range(0, len(run), _BLOCK):
-        marshal.dump([tuple(item) for item in run[at : at + _BLOCK]], file)
+        block = marshal.dumps([tuple(item) for item in run[at : at + _BLOCK]])
+        file.write(_LENGTH.pack(len(block)) + block)
     file.seek(0)
     return file
 
 
 def _read(file: BinaryIO) -> Iterator[Listed]:
     with file:
-        while True:
-            try:
-                block = marshal.load(file)
-            except EOFError:
-                return
-            yield from map(Listed._make, block)
+        while head := file.read(_LENGTH.size):
+            # not marshal.load(): that calls read() for every few bytes
+            yield from map(Listed._make, marshal.loads(file.read(*_LENGTH.unpack(head))))

@@ -27,6 +27,7 @@ from tests.bench import (
 
 MODULES = (
     index,
+    inventory,
     cache,
     names,
     fastpath,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable
@@ -63,3 +64,35 @@ def test_a_list_that_cannot_be_used_mounts_nothing(mount: MountFactory, tmp_path
         assert "list.csv, line 2: " in done.stderr
         assert not os.path.ismount(mounted.path)
         assert scripted.counts["LIST"] == 0
+
+
+def test_what_has_changed_since_the_list_gives_no_wrong_byte(mount: MountFactory, tmp_path: Path) -> None:
+    """Replaced: `ESTALE` at most, and then the new bytes. Deleted: not there. Added: after a refresh."""
+    objects = {b"d/same": b"same", b"d/replaced": b"new!", b"d/added": b"added"}
+    path = tmp_path / "list.csv"
+    listed = {"d/same": b"same", "d/replaced": b"old!", "d/deleted": b"gone"}
+    path.write_text(
+        "".join(f"{key},{len(body)},{hashlib.md5(body).hexdigest()}\n" for key, body in listed.items())
+    )
+    with listing_server(objects) as (scripted, server):
+        mounted = mount(f"s3://{BUCKET}", server, index_from=str(path))
+        assert sorted(os.listdir(mounted.path / "d")) == ["deleted", "replaced", "same"]
+        assert (mounted.path / "d/same").read_bytes() == b"same"
+        assert scripted.counts["LIST"] == 0
+        assert content(mounted.path / "d/replaced") == b"new!"
+        assert content(mounted.path / "d/deleted") is None
+        mounted.refresh()
+        assert sorted(os.listdir(mounted.path / "d")) == ["added", "replaced", "same"]
+        assert (mounted.path / "d/added").read_bytes() == b"added"
+
+
+def content(path: Path) -> bytes | None:
+    """None where nothing is. The first open may find the version gone: then the name is looked up anew."""
+    for _ in range(2):
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            assert error.errno == errno.ESTALE
+    raise AssertionError(f"{path} stays stale")
