@@ -123,12 +123,14 @@ class Eviction:
         if now < self._tell_at:
             return
         self._tell_at = now + _TELL_EVERY
-        log.info(
-            "the cache is full (limit %d bytes, %d kept): %s",
-            self._space.limit,
-            self._catalogue.totals()[0],
-            f"{victims} entries make room" if victims else "all of it is of use, newcomers are not kept",
-        )
+        kept = self._catalogue.totals()[0]
+        if victims:
+            what = f"{victims} entries make room"
+        elif kept < self._space.limit // 2:
+            what = "others have filled its disk, newcomers are not kept"
+        else:
+            what = "all of it is of use, newcomers are not kept"
+        log.info("the cache is full (%d bytes kept, limit %d): %s", kept, self._space.limit, what)
 
     def _victims(self, shortage: Shortage, size: int, purpose: Purpose) -> list[bytes]:
         oldest = self._catalogue.oldest

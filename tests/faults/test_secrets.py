@@ -32,7 +32,7 @@ def searched(mounted: Mounted, *more: str) -> str:
     """All that others may see, or that outlasts us: log, status, arguments, mount table, our files."""
     texts = [mounted.log(), Path("/proc/self/mountinfo").read_text(errors="replace"), *more]
     status = mounted.command("status", str(mounted.path))
-    texts += [status.stdout, status.stderr]
+    texts += [status.stdout, status.stderr, mounted.command("metrics", str(mounted.path)).stdout]
     if status.returncode == 0:
         document = mounted.status()
         texts.append(json.dumps(document))
