@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from gpufs import __version__
-from gpufs.cli import doctor, install, metrics, mount, on_path, restart, status, top, umount, warm
+from gpufs.cli import dashboard, doctor, install, metrics, mount, on_path, restart, status, top, umount, warm
 from gpufs.cli.output import say
 from gpufs.errors import GpufsError, UsageError
 
@@ -50,6 +50,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gpufs {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (mount, umount, restart, status, top, metrics, warm, on_path, doctor, install):
+    for module in (mount, umount, restart, status, top, dashboard, metrics, warm, on_path, doctor, install):
         module.add_parser(commands)
     return parser
