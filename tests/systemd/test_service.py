@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -179,6 +180,23 @@ def test_the_unit_is_sound(host: Host, systemd: Booted) -> None:
     done = systemd.run("systemd-analyze", "verify", f"/etc/systemd/system/{SERVICE}")
     assert not done.stderr, done.stderr
     systemd.run("systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE}", SERVICE)
+
+
+def test_the_exporter_gives_the_figures_of_the_mounts(host: Host, systemd: Booted) -> None:
+    done = systemd.run("systemd-analyze", "verify", "/etc/systemd/system/gpufs-exporter.service")
+    assert not done.stderr, done.stderr
+    systemd.run("systemctl", "enable", "--now", SERVICE)
+    systemd.run("systemctl", "enable", "--now", "gpufs-exporter")
+    host.check(systemd)
+    scrape = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9400/metrics').read().decode())"
+
+    def is_up() -> bool:
+        found = systemd.run(sys.executable, "-c", scrape, check=False).stdout
+        return re.search(rf'^gpufs_up{{mountpoint="{host.mountpoint}",.*}} 1$', found, re.M) is not None
+
+    wait_until(is_up, "the exporter to see the mount")
+    systemd.run("systemctl", "stop", "gpufs-exporter")
+    assert systemd.show("gpufs-exporter", "Result") == "success"
 
 
 def test_installing_can_be_undone(host: Host, systemd: Booted) -> None:
