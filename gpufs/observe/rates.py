@@ -89,6 +89,8 @@ class Summary:
     prefetched: float
     prefetched_used: float
     prefetched_wasted: float
+    shared_hits: float
+    shared_misses: float
     prefetch_value: float | None  # of those whose fate is known, the used ones, since the daemon began
     stalls: list[Stall]
 
@@ -131,6 +133,8 @@ def summary(interval: Interval) -> Summary:
         prefetched=interval.rate("prefetched"),
         prefetched_used=interval.rate("prefetched_used"),
         prefetched_wasted=interval.rate("prefetched_wasted"),
+        shared_hits=interval.rate("shared_hits"),
+        shared_misses=interval.rate("shared_misses"),
         prefetch_value=share(used, used + wasted),
         stalls=[
             Stall(

@@ -75,6 +75,8 @@ def _rows(now: Figures, sums: Summary, width: int) -> list[Line]:
         f"|{sums.names_waiting:.1f} readers wait|{gauges['files']:,.0f} files"
         f"|{size(gauges['tree_bytes'])}|index {size(gauges['index_bytes'])}",
     }
+    if gauges["shared_cache"]:
+        rows["shared"] = f"hits {number(sums.shared_hits)}/s|misses {number(sums.shared_misses)}/s"
     colours = {"trouble": _RED} if sums.errors + sums.retries + sums.throttled else {}
     return [
         line

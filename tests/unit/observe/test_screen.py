@@ -85,6 +85,13 @@ def test_a_mount_on_which_nothing_happens() -> None:
     assert not any(line.startswith("try") for line in lines)
 
 
+def test_the_shared_cache_is_shown_where_there_is_one() -> None:
+    before, now = figures(1.0), figures(2.0, counters={"shared_hits": 30}, gauges={"shared_cache": 1})
+    lines = view(Interval(before, now), VERDICT, 80, None, colour=False)
+    assert "shared  hits 30/s  misses 0/s" in lines
+    assert not any(line.startswith("shared") for line in view(INTERVAL, VERDICT, 80, None, colour=False))
+
+
 def test_numbers_for_people() -> None:
     assert [span(s) for s in (0, 59, 61, 3600, 90_061)] == ["0s", "59s", "1min 1s", "1h 0min", "1d 1h"]
     assert [size(n) for n in (0, 1023, 1024, 3 << 29)] == ["0 B", "1023 B", "1.0 KiB", "1.5 GiB"]
