@@ -20,7 +20,7 @@ from gpufs.handoff.report import FAILED, READY
 from gpufs.options import MountConfig
 from gpufs.watchdog import EVERY, Watchdog
 
-PAIR_BUFFER = 8 << 20  # bytes in each direction of the socket pair; a reply of 1 MiB must fit
+PAIR_BUFFER = 8 << 20  # bytes in each direction of the socket pair: many replies
 START_PATIENCE = 90.0  # seconds a process has to become ready: the source's deadline and more
 
 MODULES = "gpufs.service", "gpufs.fastpath.process"  # the filesystem process, the fast path

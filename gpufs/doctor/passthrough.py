@@ -57,7 +57,7 @@ def _offer(device: Device, directory: Path) -> Finding:
     buffer = bytearray(_REQUEST_SIZE)
     size = os.readv(device.fd, [buffer])
     _, _, unique, _ = wire.IN_HEADER.unpack_from(buffer)
-    agreement, reply = agree(memoryview(buffer)[wire.IN_HEADER_SIZE : size], True, LARGEST_READ)
+    agreement, reply = agree(memoryview(buffer)[wire.IN_HEADER_SIZE : size], True)
     device.reply(unique, reply)
     if not agreement.passthrough:
         return warn(

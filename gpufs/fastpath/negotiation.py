@@ -10,7 +10,11 @@ from gpufs.fastpath import wire
 
 MAX_BACKGROUND = 256
 CONGESTION = 192
-LARGEST_READ = 1 << 20  # bytes; the most the kernel asks for in one READ
+# The most bytes the kernel asks for in one READ. Of a message over a socket pair 17 pages may lie anywhere;
+# the rest is one piece of memory. Linux always finds 32 KiB in one piece (PAGE_ALLOC_COSTLY_ORDER), but not
+# 1 MiB when its memory is full of small pages: the reply would be lost, and its reader would wait for ever.
+LARGEST_READ = 96 << 10
+READ_AHEAD = 1 << 20  # bytes
 PAGE = 4096
 _WANTED = (
     wire.ASYNC_READ
@@ -49,18 +53,18 @@ class Agreement:
         return header + bytes(wire.IN_HEADER_SIZE - len(header)) + body
 
 
-def agree(request: memoryview, passthrough: bool, largest_read: int) -> tuple[Agreement, bytes]:
+def agree(request: memoryview, passthrough: bool) -> tuple[Agreement, bytes]:
     """From the kernel's INIT (without its header): what is agreed, and the reply's body.
 
-    `passthrough` is whether we can use it at all, `largest_read` the bytes a reply may carry. Raises
-    OSError(EPROTO) for a kernel whose protocol is not 7.x.
+    `passthrough` is whether we can use it at all. Raises OSError(EPROTO) for a kernel whose protocol is not
+    7.x.
     """
     major, minor, read_ahead, flags = Struct("<IIII").unpack_from(request)
     if major != 7:
         raise OSError(errno.EPROTO, f"the kernel speaks FUSE {major}.{minor}, not 7.x")
     flags2 = wire.INIT_IN.unpack_from(request)[4] if flags & wire.INIT_EXT else 0
     # The kernel takes its read-ahead from here; the bdi's setting is applied on top later.
-    read_ahead = max(read_ahead, LARGEST_READ)
+    read_ahead = max(read_ahead, READ_AHEAD)
     passthrough = passthrough and bool(flags2 & wire.PASSTHROUGH)
     resend = bool(flags2 & wire.HAS_RESEND)
     reply = wire.INIT_OUT.pack(
@@ -70,9 +74,9 @@ def agree(request: memoryview, passthrough: bool, largest_read: int) -> tuple[Ag
         flags & _WANTED,
         MAX_BACKGROUND,
         CONGESTION,
-        largest_read,
+        LARGEST_READ,
         1,  # ns granularity of times
-        largest_read // PAGE,
+        LARGEST_READ // PAGE,
         0,
         (wire.PASSTHROUGH if passthrough else 0) | (wire.HAS_RESEND if resend else 0),
         1 if passthrough else 0,  # max_stack_depth: containers put overlayfs on top, the kernel allows 2

@@ -16,7 +16,7 @@ from gpufs.cache.layout import Layout
 from gpufs.fastpath import wire
 from gpufs.fastpath.device import Device
 from gpufs.fastpath.loop import REQUEST_SIZE, FilesystemGone, Loop
-from gpufs.fastpath.negotiation import LARGEST_READ, Agreement, agree
+from gpufs.fastpath.negotiation import Agreement, agree
 from gpufs.fastpath.opening import Opening
 from gpufs.fastpath.opens import OpenTable
 from gpufs.fastpath.pages import PageDropper
@@ -32,7 +32,6 @@ from gpufs.source import open_configured
 from gpufs.view import Ownership, View
 
 FEED_SECONDS = 0.25  # files that were handed over are held so long
-SMALL_REPLY = 128 << 10  # bytes of one READ when socket buffers cannot be made large enough for LARGEST_READ
 
 log = logging.getLogger("gpufs.fastpath")
 
@@ -51,10 +50,7 @@ def main() -> int:
     pair = socket.socket(fileno=task.pair_fd)
     table = OpenTable(task.table_fd)
     objects = Layout(Path(options.cache_dir))
-    if task.resumed:
-        agreement = Agreement.unpack(table.agreement())
-    else:
-        agreement = _negotiate(device, table, objects, _largest_read(pair))
+    agreement = Agreement.unpack(table.agreement()) if task.resumed else _negotiate(device, table, objects)
     recorder = Recorder(socket.socket(fileno=task.feed_fd), os.getpid(), agreement.passthrough)
     recorder.send(time.time_ns())  # before the first request, so that it already knows of the passthrough
     pair.send(agreement.hello())
@@ -81,7 +77,7 @@ def main() -> int:
     return 0
 
 
-def _negotiate(device: Device, table: OpenTable, objects: Layout, largest_read: int) -> Agreement:
+def _negotiate(device: Device, table: OpenTable, objects: Layout) -> Agreement:
     """Answer the kernel's INIT; what is agreed stays in the table for those who take over."""
     buffer = bytearray(REQUEST_SIZE)
     size = os.readv(device.fd, [buffer])
@@ -89,7 +85,7 @@ def _negotiate(device: Device, table: OpenTable, objects: Layout, largest_read: 
     if opcode != wire.INIT:
         raise RuntimeError(f"the kernel began with request {opcode}, not with INIT")
     request = memoryview(buffer)[wire.IN_HEADER_SIZE : size]
-    agreement, reply = agree(request, os.geteuid() == 0, largest_read)
+    agreement, reply = agree(request, os.geteuid() == 0)
     device.reply(unique, reply)
     if agreement.passthrough and not _can_back(device, objects):
         agreement = Agreement(agreement.read_ahead, False, agreement.resend)
@@ -106,12 +102,6 @@ def _can_back(device: Device, objects: Layout) -> bool:
         log.info("no passthrough (%s): files are served from the cache by READ", error.strerror)
         return False
     return True
-
-
-def _largest_read(pair: socket.socket) -> int:
-    """What one reply can carry: the socket buffers, which the supervisor enlarged if it could, decide."""
-    room = pair.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    return LARGEST_READ if room > 2 * LARGEST_READ else SMALL_REPLY
 
 
 def _feed(recorder: Recorder) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 from struct import Struct
 
 import pytest
 
 from gpufs.fastpath import wire
-from gpufs.fastpath.negotiation import LARGEST_READ, Agreement, agree
+from gpufs.fastpath.negotiation import LARGEST_READ, PAGE, READ_AHEAD, Agreement, agree
 
 EVERYTHING = (1 << 32) - 1
 
@@ -24,19 +23,19 @@ def init_in(
     return memoryview(body)
 
 
-def reply_of(request: memoryview, passthrough: bool = True, largest: int = LARGEST_READ) -> dict[str, int]:
-    _, reply = agree(request, passthrough, largest)
+def reply_of(request: memoryview, passthrough: bool = True) -> dict[str, int]:
+    _, reply = agree(request, passthrough)
     names = "major minor read_ahead flags background congestion max_write gran max_pages align flags2 depth"
     return dict(zip(names.split(), wire.INIT_OUT.unpack(reply), strict=True))
 
 
 def test_a_kernel_that_has_everything() -> None:
-    agreement, _ = agree(init_in(45, EVERYTHING, EVERYTHING), True, LARGEST_READ)
-    assert agreement == Agreement(LARGEST_READ, passthrough=True, resend=True)
+    agreement, _ = agree(init_in(45, EVERYTHING, EVERYTHING), True)
+    assert agreement == Agreement(READ_AHEAD, passthrough=True, resend=True)
     reply = reply_of(init_in(45, EVERYTHING, EVERYTHING))
     assert (reply["major"], reply["minor"]) == (7, wire.MINOR), "no more than is spoken here"
     assert reply["flags2"] == wire.PASSTHROUGH | wire.HAS_RESEND and reply["depth"] == 1
-    assert reply["max_write"] == LARGEST_READ and reply["max_pages"] == 256
+    assert reply["max_write"] == LARGEST_READ and reply["max_pages"] == LARGEST_READ // PAGE
     assert not reply["flags"] & 1 << 14, "READDIRPLUS_AUTO asks for READDIR, which nobody answers"
     assert not reply["flags"] & 1 << 16, "a write-back cache cannot be combined with passthrough"
     assert not reply["flags"] & 1 << 17, "without OPEN there is nothing to count"
@@ -44,7 +43,7 @@ def test_a_kernel_that_has_everything() -> None:
 
 @pytest.mark.parametrize("flags2", [0, wire.HAS_RESEND, wire.PASSTHROUGH])
 def test_what_the_kernel_does_not_offer_is_not_agreed(flags2: int) -> None:
-    agreement, _ = agree(init_in(40, EVERYTHING, flags2), True, LARGEST_READ)
+    agreement, _ = agree(init_in(40, EVERYTHING, flags2), True)
     assert agreement.passthrough == bool(flags2 & wire.PASSTHROUGH)
     assert agreement.resend == bool(flags2 & wire.HAS_RESEND)
     reply = reply_of(init_in(40, EVERYTHING, flags2))
@@ -54,7 +53,7 @@ def test_what_the_kernel_does_not_offer_is_not_agreed(flags2: int) -> None:
 
 
 def test_without_the_right_to_it_there_is_no_passthrough() -> None:
-    agreement, _ = agree(init_in(45, EVERYTHING, EVERYTHING), False, LARGEST_READ)
+    agreement, _ = agree(init_in(45, EVERYTHING, EVERYTHING), False)
     assert not agreement.passthrough and agreement.resend
     reply = reply_of(init_in(45, EVERYTHING, EVERYTHING), passthrough=False)
     assert reply["flags2"] == wire.HAS_RESEND and reply["depth"] == 0
@@ -63,25 +62,27 @@ def test_without_the_right_to_it_there_is_no_passthrough() -> None:
 @pytest.mark.parametrize("minor", [23, 27, 31, 35])
 def test_a_kernel_without_the_second_flags(minor: int) -> None:
     """Its INIT is shorter, and what lies behind it in the buffer is no part of it."""
-    agreement, _ = agree(init_in(minor, EVERYTHING & ~wire.INIT_EXT), True, LARGEST_READ)
-    assert agreement == Agreement(LARGEST_READ, passthrough=False, resend=False)
+    agreement, _ = agree(init_in(minor, EVERYTHING & ~wire.INIT_EXT), True)
+    assert agreement == Agreement(READ_AHEAD, passthrough=False, resend=False)
     reply = reply_of(init_in(minor, EVERYTHING & ~wire.INIT_EXT))
     assert reply["minor"] == minor and reply["flags2"] == 0 and not reply["flags"] & wire.INIT_EXT
 
 
 def test_another_protocol_is_refused() -> None:
     with pytest.raises(OSError, match=r"FUSE 8\.1") as caught:
-        agree(init_in(1, EVERYTHING, major=8), True, LARGEST_READ)
+        agree(init_in(1, EVERYTHING, major=8), True)
     assert caught.value.errno == errno.EPROTO
 
 
-def test_small_socket_buffers_make_small_reads() -> None:
-    reply = reply_of(init_in(45, EVERYTHING, EVERYTHING), largest=128 << 10)
-    assert reply["max_write"] == 128 << 10 and reply["max_pages"] * os.sysconf("SC_PAGESIZE") == 128 << 10
+def test_a_reply_fits_into_memory_that_is_always_found() -> None:
+    """Linux takes 17 pages of a message from scattered memory; the rest and a header are one piece."""
+    in_one_piece = LARGEST_READ + wire.OUT_HEADER.size - 17 * PAGE
+    assert in_one_piece + 512 <= 8 * PAGE, "more may not be found: the reply would be lost"
+    assert LARGEST_READ % PAGE == 0
 
 
-def test_read_ahead_is_at_least_one_largest_read() -> None:
-    assert reply_of(init_in(45, EVERYTHING))["read_ahead"] == LARGEST_READ
+def test_the_kernel_reads_ahead_more_than_one_request() -> None:
+    assert reply_of(init_in(45, EVERYTHING))["read_ahead"] == READ_AHEAD > LARGEST_READ
     assert reply_of(init_in(45, EVERYTHING, read_ahead=8 << 20))["read_ahead"] == 8 << 20
 
 
