@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gpufs.errors import AccessDenied, GpufsError, NotADirectory, NotFound
+from gpufs.errors import AccessDenied, GpufsError, NotADirectory, NotFound, RemoteFailed
 from gpufs.source.base import Batch, Entry, Hidden, Kind, Page
 
 from . import nfs3
@@ -20,6 +20,7 @@ _log = logging.getLogger(__name__)
 _PART = 128 << 10  # bytes of one answer: 800 names of ten letters
 _LARGEST_PART = 4 << 20
 _MOST_BEGINNINGS = 20
+_LONGEST_PATH = 4096  # bytes of a path that a walk goes into: a directory that contains itself has no end
 _TOGETHER = 16  # directories of a walk asked for at once
 _GONE = STALE | {nfs3.NOENT, nfs3.INVAL}  # INVAL: a link that is none any more
 _DIRECTORY_GONE = STALE | {nfs3.NOENT}  # NOENT to a handle: as Ganesha has it
@@ -46,9 +47,13 @@ class _Listing:
         return min(_PART << self.begun_anew, _LARGEST_PART)
 
     def advance(self, names: Names) -> None:
+        """Raises RemoteFailed for a server that would go on like that for ever."""
+        new = {found.name for found in names.found} - self.seen
+        if not names.last and (names.cookie == self.cookie or not (new or self.begun_anew)):
+            raise RemoteFailed(f"{self.what}: the server repeats itself and comes to no end")
         self.cookie = names.cookie
         if not names.last:
-            self.seen.update(found.name for found in names.found)
+            self.seen |= new
 
 
 class Listings:
@@ -242,4 +247,4 @@ class Listings:
 def _below(page: Page, handles: Handles) -> list[_Listing]:
     prefix = page.directory + b"/" if page.directory else b""
     names = [prefix + entry.name for entry in page.entries if entry.kind is Kind.DIRECTORY]
-    return [_Listing(name, handles.get(name)) for name in reversed(names)]
+    return [_Listing(name, handles.get(name)) for name in reversed(names) if len(name) < _LONGEST_PATH]

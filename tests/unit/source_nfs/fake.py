@@ -26,6 +26,7 @@ class FakeNfs:
     tells_attributes: bool = True  # along with names and bytes
     has_plus: bool = True
     per_part: int = 1000  # names
+    repeats: bool = False  # the first part of a listing, for ever
     most_read: int = 65536
     gives_at_most: int = 1 << 30  # bytes of a READ, whatever is asked for
     fragment: int = 1 << 30  # bytes of an answer's fragments
@@ -90,6 +91,8 @@ class FakeNfs:
 
     def listing(self, path: bytes, begin: int, *, plus: bool) -> bytes:
         names = self.names(path)
+        if self.repeats:
+            begin = 0
         answer = self.optional(path) + b"verifier"
         end = begin + self.per_part
         for number, name in enumerate(names[begin:end], begin + 1):
@@ -98,7 +101,7 @@ class FakeNfs:
             if plus:
                 handle = struct.pack(">I", 1) + opaque(b"/" + full)
                 answer += self.optional(full) + (handle if self.tells_attributes else NULL_ATTRIBUTES)
-        return answer + struct.pack(">II", 0, end >= len(names))
+        return answer + struct.pack(">II", 0, end >= len(names) and not self.repeats)
 
     # -- RPC
 

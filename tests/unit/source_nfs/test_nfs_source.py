@@ -102,6 +102,14 @@ def test_a_directory_that_never_stays_the_same_is_an_error_in_the_end(make: Make
         listed(source, b"d")
 
 
+@pytest.mark.parametrize("per_part", [3, 1000])
+def test_a_listing_without_end_is_an_error(make: Make, per_part: int) -> None:
+    _, source = make(files=dict(FILES), per_part=per_part, repeats=True)
+    for listing in (source.list(b""), source.walk()):
+        with pytest.raises(RemoteFailed, match="comes to no end"):
+            list(listing)
+
+
 def test_a_walk_whose_answers_break_off_loses_no_name(make: Make) -> None:
     """A first part that came before the connection broke is not taken for one that was given."""
     fake, source = make(files=FILES, links=LINKS, deadline=10)
