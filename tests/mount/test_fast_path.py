@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from gpufs.fastpath.negotiation import LARGEST_READ
 from tests.faults.data import MIB, check, content, in_parallel, read_all
 from tests.mounts import Mounted, MountFactory, detach, wait_until
 
