@@ -63,6 +63,7 @@ def _waiting(interval: Interval, name: str) -> float:
     waiting = interval.waiting(name)
     if name == "miss_wait" and not interval.times(name).count:
         waiting = min(interval.before.gauges["readers_waiting"], interval.now.gauges["readers_waiting"])
+        waiting = max(waiting - interval.waiting("listing_wait"), 0.0)  # the gauge has both
     return waiting
 
 

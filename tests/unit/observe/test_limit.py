@@ -101,6 +101,11 @@ def test_who_waits_for_an_answer_that_has_not_come_yet_waits_too() -> None:
     assert verdict(gauges={"readers_waiting": 4.0}) == "remote latency"
 
 
+def test_who_waits_for_names_does_not_wait_for_bytes() -> None:
+    times = {"listing_wait": [0.2] * 19}
+    assert verdict(times=times, gauges={"readers_waiting": 4.0}) == "metadata"
+
+
 def test_a_source_that_fails_is_said_before_all_else() -> None:
     assert verdict({"lookups": 12_000}, source_error="no route to host") == "the source fails"
 
