@@ -35,6 +35,8 @@ def announce(
     the place of the last one that this process announced with this `name`. Without a gpufs mount there
     nothing happens and False is returned: nothing but what `paths` itself raises is raised.
     """
+    if isinstance(paths, str | bytes):  # each letter of it would be a path
+        raise TypeError("paths is one path; give a list of them")
     try:
         heads, sockets = _find(os.fsdecode(mountpoint))
         if not sockets:

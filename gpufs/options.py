@@ -55,6 +55,7 @@ _LETTERS = "KMGTP"
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _NUMBER_AND_UNIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(\S*)")
 _SIZE_FORM = "800GiB, 1.5TB, 500M, 80% or plain bytes"
+_LEAST_RATE = 64 << 10  # bytes a second
 _TIME_FORM = "30s, 5m, 1h, 7d or forever"
 
 
@@ -179,8 +180,10 @@ def _parse_store(text: str) -> str:
 
 def _parse_rate(text: str) -> int:
     size = parse_size(text).bytes
-    if not size:
+    if size is None:
         raise ValueError(f"{text!r} is not an amount per second such as 100MiB or 1.5G")
+    if size < _LEAST_RATE:  # less is a forgotten unit, and readers would seem to hang
+        raise ValueError(f"{text!r} is less than 64KiB a second; write 100M for 100 MiB a second")
     return size
 
 

@@ -61,8 +61,10 @@ def run(args: argparse.Namespace) -> int:
     for text in args.options:
         settings |= split_options(text)
     options, _ = parse_options(settings)
-    named = args.source or in_file
-    source = absolute_source(named) if named else None
+    named = in_file if args.source is None else args.source
+    if named == "":  # an empty variable of a script: not the same as no source
+        raise UsageError("SOURCE is empty")
+    source = absolute_source(named) if named is not None else None
 
     found: list[Finding] = []
     for title, findings in _checks(source, options):

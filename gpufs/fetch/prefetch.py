@@ -141,7 +141,7 @@ class Prefetch:
             {
                 "source": f.source,
                 "announced_by": f.announcer._asdict() if f.announcer else None,
-                "files": len(f.announced) if f.announced else None,
+                "files": len(f.announced) if f.announced is not None else None,
                 "unknown": f.unknown,
                 "position": f.follower.position,
                 "window": f.follower.window,

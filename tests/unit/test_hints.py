@@ -156,6 +156,13 @@ def test_what_the_paths_raise_comes_through(world: World) -> None:
         hints.announce(world.point, paths_of())
 
 
+def test_one_path_in_place_of_a_list_is_a_mistake_that_is_told(world: World) -> None:
+    for path in ("train/1.jpeg", b"train/1.jpeg"):
+        with pytest.raises(TypeError, match="one path"):
+            hints.announce(world.point, path)
+    assert world.daemon.requests == []
+
+
 def test_both_ends_mean_the_same_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hints._socket_paths("0:53", 0) == [paths.hints_path("0:53", 0)]
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)

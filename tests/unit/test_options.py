@@ -183,6 +183,8 @@ def test_any_value_can_be_escaped(settings: dict[str, str]) -> None:
         ("region=", "option 'region' needs a value: region=NAME"),
         ("fast_path=offf", "'offf' is not one of auto, off; did you mean 'off'?"),
         ("anonymous=maybe", "'maybe' is neither true nor false"),
+        ("bandwidth_limit=100", "'100' is less than 64KiB a second; write 100M"),
+        ("bandwidth_limit=50%", "'50%' is not an amount per second"),
         ("uid=root", "'root' is not a numeric id"),
         ("uid=4294967295", "is not a numeric id"),
         ("file_mode=0999", "is not an octal mode such as 0444"),

@@ -42,6 +42,7 @@ HEAVY = {"boto3", "botocore", "obstore", "trio", "pyfuse3", "lmdb", "asyncio", "
             2,
             "gpufs: cannot read the configuration file /none.toml: No such file or directory\n",
         ),
+        (["doctor", ""], 2, "gpufs: SOURCE is empty\n"),
         (["umount"], 2, "gpufs: name the MOUNTPOINT, or the --config file that has it\n"),
     ],
 )

@@ -262,6 +262,14 @@ def test_what_others_announce_is_bounded(world: World, monkeypatch: pytest.Monke
     world.run(test)
 
 
+def test_an_order_of_which_nothing_is_there_is_shown_with_none_of_its_files(world: World) -> None:
+    async def test(_: trio.testing.MockClock) -> None:
+        world.prefetch.announce(ME, [], 3, begin=True)
+        assert [(order["files"], order["unknown"]) for order in world.prefetch.shown()] == [(0, 3)]
+
+    world.run(test)
+
+
 def test_guesses_are_bounded_too(world: World) -> None:
     files = add_files(world.index, 1500 * (LEARNED_ORDERS + 2), SIZE)
 
