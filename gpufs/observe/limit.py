@@ -103,6 +103,12 @@ def _of_bytes(interval: Interval, waiting: float) -> Verdict:
             f"the way there and back {_ms(distance)}",
             "gpufs warm before the job; a faster link or server; smaller or compressed data",
         )
+    if not (rate or interval.times("fetch_time").count or interval.times("miss_wait").count):
+        return Verdict(
+            "remote latency",
+            f"{waiting:.1f} readers wait, and nothing came from the source for {interval.seconds:,.0f} s",
+            "gpufs status and gpufs doctor, which tell whether the source answers at all",
+        )
     return Verdict(
         "remote latency",
         f"{waiting:.1f} readers wait {_ms(interval.times('miss_wait').quantile(0.5))} for each miss",

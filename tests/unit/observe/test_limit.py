@@ -57,6 +57,13 @@ def test_one_reader_of_a_source_that_is_far_away_waits_for_the_distance() -> Non
     assert verdict(counters, times, distance=FAR_AWAY) == "remote latency"
 
 
+def test_of_a_source_that_says_nothing_no_latency_is_told() -> None:
+    gauges = ROOMY | {"readers_waiting": 3.0}
+    found = limit_of(Interval(figures(1000.0, gauges=gauges), figures(1005.0, gauges=gauges)))
+    assert found.why == "3.0 readers wait, and nothing came from the source for 5 s"
+    assert "gpufs doctor" in found.advice
+
+
 def test_objects_that_take_much_longer_than_the_way_there_and_back_have_queued_for_the_link() -> None:
     counters = {"opens": 40, "misses": 40, "remote_requests": 40, "remote_bytes": 40 << 20}
     times = {"miss_wait": [0.2] * 40, "fetch_time": [0.2] * 40}
