@@ -21,7 +21,7 @@ from tests.mounts import Mounted
 from tests.servers import BUCKET, S3Endpoint, weed_server
 
 ROUNDS = 3
-SHAPES = ((6000, 40_000), (16, 64 << 20))  # files, bytes of each
+SHAPES = ((20_000, 40_000), (16, 64 << 20))  # files, bytes of each
 
 Spent = tuple[float, float]  # seconds; seconds of processor time
 
