@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 _PIECE = 60_000  # bytes of paths in one request, which may have 64 KiB
 _PATIENCE = 5.0  # seconds for one request
@@ -89,7 +90,8 @@ def _send(sockets: list[tuple[str, int]], name: str, piece: str, begin: bool) ->
     """One request: how many of its paths were taken."""
     head = json.dumps({"op": "announce", "name": name, "begin": begin})
     with _connected(sockets) as sock:
-        sock.sendall(f'{head[:-1]}, "paths": {piece}}}\n'.encode())
+        with suppress(BrokenPipeError):  # who is not permitted is told so before he has said anything
+            sock.sendall(f'{head[:-1]}, "paths": {piece}}}\n'.encode())
         with sock.makefile("rb") as replies:
             reply = json.loads(replies.readline())
     if not reply["ok"]:

@@ -156,6 +156,17 @@ def test_what_the_paths_raise_comes_through(world: World) -> None:
         hints.announce(world.point, paths_of())
 
 
+def test_who_is_refused_before_he_has_spoken_learns_why(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(b'{"ok": false, "error": "no orders from uid 5"}\n')
+    theirs.close()
+    monkeypatch.setattr(hints, "_connected", lambda sockets: ours)
+    assert not hints.announce(world.point, ["1"])
+    assert "no orders from uid 5" in caplog.text
+
+
 def test_one_path_in_place_of_a_list_is_a_mistake_that_is_told(world: World) -> None:
     for path in ("train/1.jpeg", b"train/1.jpeg"):
         with pytest.raises(TypeError, match="one path"):
