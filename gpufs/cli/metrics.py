@@ -35,8 +35,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
+    import logging
+
     from gpufs.observe import exporter  # other commands start without it
     from gpufs.observe.web import parse_address
+
+    logging.basicConfig(format="gpufs: %(message)s")  # of a mount that gives no answer
 
     def mounts() -> list[Mount]:
         if args.mountpoint:

@@ -54,6 +54,9 @@ def test_mounting_over_a_dead_mount_of_ours(weed: S3Endpoint, bucket: Bucket, mo
     try:
         kill_and_leave(mounted)
         assert "no gpufs daemon answers" in mounted.command("status", str(mounted.path)).stderr
+        done = mounted.command("metrics", str(mounted.path))
+        assert done.returncode == 1 and done.stdout.endswith(" 0\n")
+        assert done.stderr.startswith("gpufs: no gpufs daemon answers") and done.stderr.count("\n") == 1
         done = mounted.command("mount", mounted.source, str(mounted.path), "-o", mounted.option_text())
         assert done.returncode == 0
         assert "removed the dead mount" in done.stderr and len(done.stderr.splitlines()) == 1
