@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from gpufs.control.server import Handler, Peer, serve
 from gpufs.errors import GpufsError, IndexUnwritable, MountFailed, NotFound
 from gpufs.fetch.client import FetchProcess
 from gpufs.fetch.fetcher import Fetcher
-from gpufs.fetch.messages import Wanted
+from gpufs.fetch.messages import Through, Wanted
 from gpufs.fetch.page import FETCH, FILESYSTEM, Own, SharedPage
 from gpufs.fetch.prefetch import Prefetch
 from gpufs.fetch.traffic import Traffic, shown
@@ -179,7 +179,7 @@ class Mount:
                     self._index,
                     self._cache,
                     fetcher,
-                    self._objects.ahead,
+                    self._small_files,
                     self.metrics,
                     nursery,
                     surveyors,
@@ -217,6 +217,15 @@ class Mount:
     async def _object(self, wanted: Wanted) -> int:
         with self._health.watch():
             return await self._objects.object(wanted)
+
+    async def _small_files(self, numbers: Sequence[int], at_once: int) -> tuple[Through, GpufsError | None]:
+        """For a warm-up; a source that gives none of them fails."""
+        through, error = await self._objects.ahead(numbers, at_once)
+        if through.fetched or error is not None:
+            with suppress(GpufsError), self._health.watch():
+                if error is not None and not through.fetched:
+                    raise error
+        return through, error
 
     def _attach(self, operations: fuse.Operations) -> None:
         mountpoint, options = self._config.mountpoint, self._config.options

@@ -223,3 +223,15 @@ def test_what_the_source_does_not_give_is_said_and_the_rest_is_fetched(
         front.clear()
         done = mounted.command("warm", str(mounted.path), "--json")
         assert done.returncode == 0 and end(done)["fetched"] == 2
+
+
+def test_a_source_that_gives_a_warm_up_nothing_is_shown_to_fail(mount: MountFactory, proxy: Proxy) -> None:
+    with listing_server(small_files(3)) as (_, endpoint):
+        front = proxy(endpoint)
+        mounted: Mounted = mount(f"s3://{BUCKET}", endpoint, endpoint_url=front.url).crawled()
+        front.add(Fault("status", kind="GET", status=403, code="AccessDenied"))
+        assert mounted.command("warm", str(mounted.path)).returncode == 1
+        assert "AccessDenied" in mounted.status()["source_error"]
+        front.clear()
+        assert mounted.command("warm", str(mounted.path)).returncode == 0
+        assert mounted.status()["source_error"] is None
