@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.mounts import MountFactory
-from tests.servers import FileServer, GsServer, WebServer
+from tests.servers import Azurite, FileServer, GsServer, WebServer
+from tests.servers.azurite import KEY
 from tests.servers.file_servers import PASSWORD
 
 TREE = {"a": b"1" * 100, "d/b": os.urandom(5 << 20), "d/e/c": b"3"}
@@ -50,6 +51,24 @@ def test_a_google_bucket(gs: GsServer, mount: MountFactory, tree_of: TreeOf) -> 
     gs.put("mounted", {"a": b"2" * 100})
     mounted.refresh()
     assert tree_of(mounted.path) == TREE | {"a": b"2" * 100}
+
+
+@pytest.mark.parametrize("fast_path", ["auto"], indirect=True)
+def test_an_azure_container(
+    azurite: Azurite, mount: MountFactory, tree_of: TreeOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in azurite.env().items():
+        monkeypatch.setenv(name, value)
+    azurite.create("mounted")
+    azurite.put("mounted", TREE)
+    mounted = mount("az://mounted", endpoint_url=azurite.url)
+    assert tree_of(mounted.path) == TREE
+    azurite.put("mounted", {"a": b"2" * 100})
+    mounted.refresh()
+    assert tree_of(mounted.path) == TREE | {"a": b"2" * 100}
+    for pid in mounted.pids():
+        assert KEY not in Path(f"/proc/{pid}/cmdline").read_text()
+    assert KEY not in mounted.log() + str(mounted.status())
 
 
 @pytest.mark.parametrize("fast_path", ["auto"], indirect=True)
