@@ -274,3 +274,36 @@ def test_a_file_that_changes_in_place_never_gives_a_mix(nfs: NfsServer, data: Pa
     finally:
         ended.set()
         writer.join()
+
+
+def test_bytes_behind_four_gigabytes(nfs: NfsServer, data: Path, open_nfs: Open) -> None:
+    with open(data / "huge", "wb") as file:
+        file.truncate(6 << 30)
+        os.pwrite(file.fileno(), b"here", (5 << 30) + 7)
+    source = open_nfs(nfs, data)
+    ref = refs_of(source)[b"huge"]
+    assert ref.size == 6 << 30
+    assert source.read(ref, (5 << 30) + 6, 6) == b"\0here\0"
+    assert source.read(ref, (6 << 30) - 2, 2) == b"\0\0"
+
+
+def test_readers_at_once_have_connections_of_their_own(nfs: NfsServer, data: Path, open_nfs: Open) -> None:
+    """One connection is as fast as one thread of the server."""
+    body = os.urandom(8 << 20)
+    (data / "file").write_bytes(body)
+    long_ago(data / "file")
+    source = open_nfs(nfs, data)
+    ref = refs_of(source)[b"file"]
+    alone = connections(nfs.port)
+    with ThreadPoolExecutor(8) as pool:
+        for got in pool.map(lambda _: source.read(ref, 0, ref.size), range(32)):
+            assert got == body
+    assert connections(nfs.port) >= alone + 3
+
+
+def connections(port: int) -> int:
+    """Established ones of this host to a port of it."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    lines += Path("/proc/net/tcp6").read_text().splitlines()[1:]
+    fields = [line.split() for line in lines]
+    return sum(field[2].endswith(f":{port:04X}") and field[3] == "01" for field in fields)
