@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,8 @@ def ask(path: Path) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(10)
         sock.connect(str(path))
-        sock.sendall(b'{"op": "show", "peer": [1, 0, []]}\n')
+        with suppress(BrokenPipeError):  # who is not admitted may be told so before that
+            sock.sendall(b'{"op": "show", "peer": [1, 0, []]}\n')
         with sock.makefile("rb") as replies:
             return dict(json.loads(replies.readline()))
 
