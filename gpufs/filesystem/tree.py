@@ -34,7 +34,7 @@ from gpufs.view import fresh_for
 PATIENCE = 3.0  # seconds a reader waits for a re-listing before the old one is served
 DOWN_PAUSE = 10.0  # seconds an old listing is served without asking a source that failed
 LISTING_THREADS = 16
-CRAWL_PAUSE = 2.0  # seconds that a crawl waits for others before each of its requests, at most
+CRAWL_PAUSE = 0.2  # seconds that a crawl waits for others before each of its requests, at most
 CRAWL_AFTER = 16  # directories listed one by one since the last crawl that make a crawl worth it
 
 log = logging.getLogger("gpufs.tree")

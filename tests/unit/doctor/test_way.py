@@ -142,8 +142,8 @@ def test_a_sample_has_only_files_with_bytes() -> None:
 def test_reading_for_a_while() -> None:
     store = Store({})
     sample = [ObjectRef(b"a", "v", 10 << 20), ObjectRef(b"b", "v", 1000)]
-    brought = supply.read(store, sample, 0.1)
-    assert brought.requests > 10 and 0.1 <= brought.seconds < 5
+    brought = supply.read(store, sample, 1.0)
+    assert brought.requests > 10 and 1.0 <= brought.seconds < 10
     assert_is(supply.throughput(brought), "ok", "MB/s", "16 at once")
 
 
