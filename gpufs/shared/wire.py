@@ -109,10 +109,7 @@ class Wire:
         return self._multi.fileno()
 
     def timeout(self) -> float | None:
-        look, due = self._look_at - time.monotonic(), self._multi.timeout()
-        if due is None:
-            return None if look == math.inf else max(0.0, look)
-        return max(0.0, min(look, due))
+        return self._multi.timeout(self._look_at)
 
     def ready(self) -> bool:
         """Whether requests may be sent: the place and the credentials are known. Never waits."""

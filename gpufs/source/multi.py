@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import select
 import time
 from typing import Any
@@ -28,9 +29,10 @@ class Multi:
         """Readable when turn() has something to do."""
         return self._poll.fileno()
 
-    def timeout(self) -> float | None:
-        """Seconds after which turn() has something to do in any case."""
-        return None if self._due is None else max(0.0, self._due - time.monotonic())
+    def timeout(self, look_at: float) -> float | None:
+        """Seconds after which turn() has something to do, or it is `look_at` (time.monotonic, or inf)."""
+        due = look_at if self._due is None else min(look_at, self._due)
+        return None if due == math.inf else max(0.0, due - time.monotonic())
 
     def add(self, transfer: Any) -> None:
         self._multi.add_handle(transfer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes, urlsplit, urlunsplit
 
 from gpufs.errors import VersionGone
@@ -17,8 +17,6 @@ from gpufs.source.flat.versions import condition, is_same, version_of
 from gpufs.source.ranges import get_range
 from gpufs.source.retry import Load, Retry
 from gpufs.source.web import Answer, Web
-
-T = TypeVar("T")
 
 _REDIRECTS = 5
 _MOST_TEXT = 1 << 30  # bytes of an index page or a manifest
@@ -64,7 +62,7 @@ class HttpFiles:
                 raise self._refusal(what, answer)
             return answer
 
-        return self.run(f"listing {what}", attempt, deadline)
+        return self._retry.run(f"listing {what}", attempt, deadline=deadline)
 
     def head(self, path: bytes) -> Seen:
         """Raises NotFound, also when what is there is a directory (the server redirects to one)."""
@@ -84,7 +82,7 @@ class HttpFiles:
                 version_of(answer.headers.get("etag", ""), answer.modified_ns, size or 0),
             )
 
-        return self.run(f"looking at {what}", attempt)
+        return self._retry.run(f"looking at {what}", attempt)
 
     def read(
         self,
@@ -124,17 +122,7 @@ class HttpFiles:
             self._metrics.remote_bytes.add(length)
             return data
 
-        return self.run(f"reading {what}", attempt, spent=spent, waited=waited)
-
-    def run(
-        self,
-        what: str,
-        attempt: Callable[[float], T],
-        deadline: float | None = None,
-        spent: float = 0.0,
-        waited: float = 0.0,
-    ) -> T:
-        return self._retry.run(what, attempt, deadline=deadline, spent=spent, waited=waited)
+        return self._retry.run(f"reading {what}", attempt, spent=spent, waited=waited)
 
     def address(self) -> tuple[str, str | None]:
         return self.base, str(self._ca_bundle) if self._ca_bundle else None
@@ -158,6 +146,30 @@ class HttpFiles:
 
     def _refusal(self, what: str, answer: Answer) -> Exception:
         return refusal(what, answer.status, "", _NEEDS, answer.headers)
+
+
+class FilesSource:
+    """What sources have in common whose files are `_files`."""
+
+    _files: HttpFiles
+
+    def key(self, path: bytes) -> bytes:
+        return self._files.url(path).encode()
+
+    def prepare(self) -> None:
+        pass
+
+    def downloads(self) -> None:
+        return None
+
+    def address(self) -> tuple[str, str | None]:
+        return self._files.address()
+
+    def origin(self) -> Origin | None:
+        return self._files.origin()
+
+    def close(self) -> None:
+        self._files.close()
 
 
 def _from_netrc(place: str, user: str) -> dict[str, str]:

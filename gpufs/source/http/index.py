@@ -12,12 +12,12 @@ from pathlib import Path
 
 from gpufs.errors import AccessDenied, NotADirectory, NotFound
 from gpufs.metrics import Metrics
-from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Origin, Page
+from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page
 from gpufs.source.directories import walk_by_lists
 from gpufs.source.flat.keys import fault_of
 from gpufs.source.retry import Load
 
-from .files import HttpFiles
+from .files import FilesSource, HttpFiles
 from .page import names_in
 
 _AT_ONCE = 16  # HEADs
@@ -28,7 +28,7 @@ _CHECK_DEADLINE = 15.0  # seconds: a person waits for `gpufs mount`
 _Names = list[bytes]  # HttpSource.list hides the builtin inside the class
 
 
-class HttpSource:
+class HttpSource(FilesSource):
     """Implements Source; `url` ends in a slash. Making one does no input or output."""
 
     def __init__(self, url: str, ca_bundle: Path | None, metrics: Metrics, load: Load | None = None) -> None:
@@ -69,28 +69,10 @@ class HttpSource:
         self._files.get_text(path + b"/")  # NotFound for a file whose size nobody tells
         return Entry(name, Kind.DIRECTORY)
 
-    def key(self, path: bytes) -> bytes:
-        return self._files.url(path).encode()
-
     def read(
         self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
     ) -> memoryview:
         return self._files.read(ref, offset, length, spent, waited)
-
-    def prepare(self) -> None:
-        pass
-
-    def downloads(self) -> None:
-        return None
-
-    def address(self) -> tuple[str, str | None]:
-        return self._files.address()
-
-    def origin(self) -> Origin | None:
-        return self._files.origin()
-
-    def close(self) -> None:
-        self._files.close()
 
     def _names(self, directory: bytes, deadline: float | None = None) -> _Names:
         path = directory + b"/" if directory else b""

@@ -18,12 +18,12 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from gpufs.errors import NotADirectory, NotFound, RemoteFailed
 from gpufs.metrics import Metrics
-from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Origin, Page
+from gpufs.source.base import Abilities, Batch, Entry, Hidden, Kind, ObjectRef, Page
 from gpufs.source.flat.keys import split_key
 from gpufs.source.retry import Load
 from gpufs.source.web import Answer
 
-from .files import HttpFiles
+from .files import FilesSource, HttpFiles
 
 _CHECK_DEADLINE = 15.0  # seconds: a person waits for `gpufs mount`
 _UNKNOWN = "unknown of size "  # the version of a file of which the manifest tells no ETag
@@ -38,7 +38,7 @@ class _Directory:
 _Tree = dict[bytes, _Directory]
 
 
-class ManifestSource:
+class ManifestSource(FilesSource):
     """Implements Source; `url` is the manifest's. It is asked for anew with every listing, by its ETag."""
 
     def __init__(self, url: str, ca_bundle: Path | None, metrics: Metrics, load: Load | None = None) -> None:
@@ -82,29 +82,11 @@ class ManifestSource:
             raise NotFound(f"{self._files.url(path)} is not in the manifest")
         return found
 
-    def key(self, path: bytes) -> bytes:
-        return self._files.url(path).encode()
-
     def read(
         self, ref: ObjectRef, offset: int, length: int, *, spent: float = 0.0, waited: float = 0.0
     ) -> memoryview:
         unknown = ref.version.startswith(_UNKNOWN)
         return self._files.read(ref, offset, length, spent, waited, _anything if unknown else None)
-
-    def prepare(self) -> None:
-        pass
-
-    def downloads(self) -> None:
-        return None
-
-    def address(self) -> tuple[str, str | None]:
-        return self._files.address()
-
-    def origin(self) -> Origin | None:
-        return self._files.origin()
-
-    def close(self) -> None:
-        self._files.close()
 
     def _load(self, deadline: float | None = None) -> _Tree:
         with self._lock:

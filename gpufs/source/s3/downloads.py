@@ -64,10 +64,7 @@ class S3Downloads:
         return self._multi.fileno()
 
     def timeout(self) -> float | None:
-        look, due = self._look_at - time.monotonic(), self._multi.timeout()
-        if due is None:
-            return None if look == math.inf else max(0.0, look)
-        return max(0.0, min(look, due))
+        return self._multi.timeout(self._look_at)
 
     def start(self, ref: ObjectRef, ticket: Any) -> bool:
         key = self._key(ref.path)
